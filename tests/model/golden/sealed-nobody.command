@@ -1,0 +1,15 @@
+/usr/bin/sh
+-c 'echo 0 >"$1/cgroup.procs" || exit 125; read -r _ <"$2" || exit 125; shift 2; exec "$@"' sealnet /sys/fs/cgroup/sealnet/run-1 /proc/7/fd/17 /usr/bin/bwrap
+--args 11
+-- /usr/bin/setsid /usr/bin/setpriv
+--reuid 65534
+--regid 65534
+--clear-groups
+--no-new-privs
+--bounding-set=-all
+--inh-caps=-all
+--ambient-caps=-all /usr/bin/env
+--chdir=/home/ann/work/src
+-- PWD=/home/ann/work/src LD_PRELOAD=/opt/x.so TMPDIR=/scratch /bin/sh
+-c 'exec "$0" "$@"' A=B
+--help 'two words'
