@@ -1,0 +1,142 @@
+"""Holds a payload at its own execve(2), before its first instruction: what it is by then is what it will be.
+
+ptrace(2). bwrap's hold comes before the payload's user, capabilities and system call filter are set, so it shows nothing of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+
+from sealnet.errors import CannotSeal
+from sealnet.kernel import libc, process
+
+_SEIZE, _CONT, _DETACH = 0x4206, 7, 17
+_TRACE_FORK, _TRACE_VFORK, _TRACE_CLONE, _TRACE_EXEC, _EXIT_KILL = 0x2, 0x4, 0x8, 0x10, 0x100000
+_EVENT_EXEC, _EVENT_STOP = 4, 128
+_BIRTHS = (1, 2, 3)
+_WALL = 0x40000000
+_WITHIN_S = 30.0
+
+
+class FirstStep:
+    """Follows a process to its first child, and that one to its last execve. For one thread; if that dies, what it follows is killed."""
+
+    def __init__(self, init_pid: int) -> None:
+        """Raises OSError where it may not be followed: somebody else traces it already (strace -f), or the host forbids it (Yama)."""
+        options = _TRACE_FORK | _TRACE_VFORK | _TRACE_CLONE | _TRACE_EXEC | _EXIT_KILL
+        libc.ptrace(_SEIZE, init_pid, options)
+        self._pid: int | None = init_pid
+        self._is_late = False
+
+    def until(self, execs: int) -> int | None:
+        """Wait until the first child has executed so many programs; its pid, held. None when it, or its parent, ended before that.
+
+        Raises CannotSeal: what takes longer than half a minute is killed.
+        """
+        late = threading.Timer(_WITHIN_S, self._end_late)
+        late.daemon = True
+        late.start()
+        try:
+            pid = self._until(execs)
+        except ChildProcessError:
+            # Somebody else has waited for its end.
+            self._pid = pid = None
+        finally:
+            late.cancel()
+        if pid is None and self._is_late:
+            raise CannotSeal(
+                f"cannot hold a payload at its start: it did not come there within {_WITHIN_S:g} s",
+                hint="does its file system answer? does another part of this program wait for every child, waitpid(-1)?",
+            )
+        return pid
+
+    def _until(self, execs: int) -> int | None:
+        child = self._until_birth()
+        if child is None:
+            return None
+        # The parent goes on by itself.
+        parent, self._pid = self._held(), child
+        try:
+            libc.ptrace(_DETACH, parent)
+        except ProcessLookupError:
+            # It has been killed, and all of its pid namespace with it: itself it ends when nothing of that is left.
+            self.kill()
+            _await_end(parent)
+            return None
+        while (event := self._next()) is not None:
+            execs -= event == _EVENT_EXEC
+            if execs <= 0:
+                return child
+            self._go_on()
+        return None
+
+    def _held(self) -> int:
+        if self._pid is None:
+            raise RuntimeError("nothing is followed")
+        return self._pid
+
+    def _until_birth(self) -> int | None:
+        while (event := self._next()) is not None:
+            if event in _BIRTHS:
+                try:
+                    return libc.ptrace_event_message(self._held())
+                except ProcessLookupError:
+                    # Killed as well; its child is held by us already, and keeps it from ending.
+                    for child in process.children(self._held()):
+                        _await_end(child)
+            else:
+                self._go_on()
+        return None
+
+    def _next(self) -> int | None:
+        """The event that it has stopped for; None when it has ended. A signal on its way is handed on."""
+        pid = self._held()
+        while True:
+            _pid, status = os.waitpid(pid, _WALL)
+            if not os.WIFSTOPPED(status):
+                self._pid = None
+                return None
+            event = status >> 16
+            if event:
+                return event
+            self._go_on(os.WSTOPSIG(status))
+
+    def _go_on(self, signum: int = 0) -> None:
+        # One that is killed where it stands is gone for ptrace(2) at once; that it has ended is still to be waited for.
+        with contextlib.suppress(ProcessLookupError):
+            libc.ptrace(_CONT, self._held(), signum)
+
+    def let_go(self) -> None:
+        """The held process goes on, and nobody follows it any more."""
+        if self._pid is not None:
+            try:
+                libc.ptrace(_DETACH, self._pid)
+            except ProcessLookupError:
+                # Killed where it stood: its parent is told of it when we have waited.
+                _await_end(self._pid)
+            self._pid = None
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self._signal()
+
+    def _signal(self) -> None:
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End what is followed. Its end is waited for: an unwaited one would keep its pid namespace from going away."""
+        if self._pid is not None:
+            self._signal()
+            _await_end(self._pid)
+            self._pid = None
+
+
+def _await_end(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.WIFSTOPPED(os.waitpid(pid, _WALL)[1]):
+            pass

@@ -1,0 +1,189 @@
+"""A small rtnetlink codec: batched requests, replies and dumps over one socket, nothing more than a run needs.
+
+Sources: netlink(7), rtnetlink(7), include/uapi/linux/{netlink,rtnetlink,if_link}.h. One sendmsg carries a whole batch; the kernel
+works through it in order and answers each message by its sequence number.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Self
+
+from sealnet.errors import KernelRefused
+
+# Message kinds (linux/rtnetlink.h).
+NEWLINK, DELLINK, GETLINK, SETLINK = 16, 17, 18, 19
+NEWADDR, DELADDR, GETADDR = 20, 21, 22
+NEWROUTE, DELROUTE, GETROUTE = 24, 25, 26
+NEWNEIGH = 28
+NEWRULE, DELRULE, GETRULE = 32, 33, 34
+NEWNETCONF, DELNETCONF = 80, 81
+NEWLINKPROP = 108
+
+# Flags (linux/netlink.h).
+ACK, ECHO, DUMP = 0x4, 0x8, 0x300
+REPLACE, EXCL, CREATE = 0x100, 0x200, 0x400
+_REQUEST, _DUMP_INTR = 0x1, 0x10
+_ERROR, _DONE = 2, 3
+_NESTED = 0x8000
+
+_HEADER = struct.Struct("=IHHII")
+_HEAD = struct.Struct("=IHH")
+_INT = struct.Struct("=i")
+_ATTRIBUTE = struct.Struct("=HH")
+_SOL_NETLINK, _EXT_ACK, _STRICT = 270, 11, 12
+_RECEIVE_BYTES = 1 << 18
+_DUMP_TRIES = 20
+
+
+class Message(NamedTuple):
+    """One request. `what` completes the error text: `cannot <what>: <strerror>`."""
+
+    kind: int
+    flags: int
+    body: bytes
+    what: str
+
+
+class Reply(NamedTuple):
+    kind: int
+    body: bytes
+
+
+def attribute(kind: int, data: bytes | str | int) -> bytes:
+    """One attribute: text gets its NUL, an int is 32 bits in host order."""
+    if isinstance(data, str):
+        data = data.encode() + b"\0"
+    elif isinstance(data, int):
+        data = struct.pack("=I", data)
+    return _ATTRIBUTE.pack(4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
+
+
+def nested(kind: int, *attributes: bytes) -> bytes:
+    return attribute(kind | _NESTED, b"".join(attributes))
+
+
+def attributes(body: bytes, offset: int) -> dict[int, bytes]:
+    """The attributes of `body` from `offset` on; of a kind that repeats, the last."""
+    found: dict[int, bytes] = {}
+    while offset + 4 <= len(body):
+        length, kind = _ATTRIBUTE.unpack_from(body, offset)
+        if length < 4:
+            break
+        found[kind & 0x3FFF] = body[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+    return found
+
+
+def messages(datagram: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """(kind, flags, sequence, body) of each message of a datagram."""
+    offset = 0
+    while offset + 16 <= len(datagram):
+        length, kind, flags, sequence, _port = _HEADER.unpack_from(datagram, offset)
+        if length < 16:
+            break
+        yield kind, flags, sequence, datagram[offset + 16 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def _extended(body: bytes) -> str:
+    """The kernel's own words of a NLMSG_ERROR (NLMSGERR_ATTR_MSG), or nothing."""
+    # The error echoes our header; NLM_F_CAPPED (the EXT_ACK default for errors is the whole request) decides where attributes start.
+    length = struct.unpack_from("=I", body, 4)[0]
+    for offset in (20, 4 + ((length + 3) & ~3)):
+        text = attributes(body, offset).get(1, b"")
+        if text.endswith(b"\0") and text[:-1].isascii() and text[:-1].decode("ascii").isprintable() and len(text) > 3:
+            return text[:-1].decode("ascii")
+    return ""
+
+
+class Netlink:
+    """One netlink socket of the network namespace in which it was opened. Not for two threads at once."""
+
+    def __init__(self, protocol: int = 0) -> None:
+        # 0 is NETLINK_ROUTE.
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        self._socket.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
+        if protocol == 0:
+            # NETLINK_GET_STRICT_CHK (Linux 4.20): without it the kernel takes no notice of what a dump is asked to be limited to.
+            self._socket.setsockopt(_SOL_NETLINK, _STRICT, 1)
+        self._socket.bind((0, 0))
+        self._sequence = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _pack(self, message: Message, extra: int) -> bytes:
+        self._sequence = self._sequence % 0xFFFF_FFFF + 1
+        return _HEADER.pack(16 + len(message.body), message.kind, _REQUEST | message.flags | extra, self._sequence, 0) + message.body
+
+    def exchange(self, batch: Sequence[Message]) -> list[Reply]:
+        """Send the batch in one datagram and wait for every acknowledgement; what the kernel told beside them is returned.
+
+        The kernel goes on after a message it refused, so all answers are read; the first refusal is then raised as KernelRefused.
+        """
+        first = self._sequence + 1
+        packed = [self._pack(message, ACK) for message in batch]
+        sequences = range(first, first + len(batch))
+        self._socket.send(b"".join(packed))
+        waiting, replies, refused = set(sequences), [], {}
+        while waiting:
+            for kind, _flags, sequence, body in messages(self._socket.recv(_RECEIVE_BYTES)):
+                if sequence not in waiting:
+                    continue
+                if kind == _ERROR:
+                    waiting.discard(sequence)
+                    code = -_INT.unpack_from(body)[0]
+                    if code:
+                        refused[sequence] = (code, _extended(body))
+                else:
+                    replies.append(Reply(kind, body))
+        for sequence, message in zip(sequences, batch, strict=True):
+            if sequence in refused:
+                code, said = refused[sequence]
+                detail = f" ({said})" if said else ""
+                raise KernelRefused(f"cannot {message.what}: {os.strerror(code)}{detail}", errno=code)
+        return replies
+
+    def dump(self, message: Message) -> list[bytes]:
+        """Every datagram of a dump, whole. One that the kernel marks as interrupted is asked again, never used in part."""
+        for _ in range(_DUMP_TRIES):
+            datagrams = self._dump_once(message)
+            if datagrams is not None:
+                return datagrams
+        raise KernelRefused(f"cannot {message.what}: it changed during each of {_DUMP_TRIES} reads", errno=errno.EAGAIN)
+
+    def _dump_once(self, message: Message) -> list[bytes] | None:
+        packed = self._pack(message, DUMP)
+        sequence = self._sequence
+        self._socket.send(packed)
+        datagrams, interrupted, done = [], False, False
+        while not done:
+            datagram = self._socket.recv(_RECEIVE_BYTES)
+            if _HEADER.unpack_from(datagram)[3] != sequence:
+                continue
+            datagrams.append(datagram)
+            offset, end = 0, len(datagram)
+            while offset + 16 <= end:
+                length, kind, flags = _HEAD.unpack_from(datagram, offset)
+                # nl_dump_check_consistent() marks every message after the change, and NLMSG_DONE.
+                interrupted |= bool(flags & _DUMP_INTR)
+                if kind in (_ERROR, _DONE):
+                    done = True
+                    code = -_INT.unpack_from(datagram, offset + 16)[0] if length >= 20 else 0
+                    if code in (errno.EINTR, errno.EAGAIN):
+                        interrupted = True
+                    elif code:
+                        raise KernelRefused(f"cannot {message.what}: {os.strerror(code)}", errno=code)
+                offset += (max(length, 16) + 3) & ~3
+        return None if interrupted else datagrams

@@ -1,0 +1,83 @@
+"""TCP sockets of the calling thread's namespace by sock_diag(7): who listens on a port, who is connected with a sandbox, and its end."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+
+from sealnet.errors import KernelRefused
+from sealnet.kernel import netlink
+
+_NETLINK_SOCK_DIAG, _BY_FAMILY, _DESTROY = 4, 20, 21
+_AF_INET, _AF_INET6, _TCP = 2, 10, 6
+_LISTEN, _CLOSE_WAIT = 10, 8
+_BYTECODE, _DST = 1, 8
+# Every state in which the other end may still believe that the connection lives: not LISTEN, TIME_WAIT, CLOSE, and not CLOSE_WAIT,
+# LAST_ACK and CLOSING, which have seen its FIN and may still hold data that nobody has read.
+_LIVE = sum(1 << state for state in (1, 2, 3, 4, 5, 12))
+
+
+class Listener(NamedTuple):
+    """A listening TCP socket; `uid` is its owner's."""
+
+    address: IPv4Address | IPv6Address
+    uid: int
+
+
+def _dump_family(family: int, states: int, filters: bytes, port: int) -> list[bytes]:
+    # struct inet_diag_req_v2: family, protocol, ext, pad, states, then inet_diag_sockid (ports, addresses, interface, cookie).
+    body = struct.pack("=BBBBI", family, _TCP, 0, 0, states) + struct.pack("!HH", port, 0) + bytes(36) + b"\xff" * 8
+    with netlink.Netlink(_NETLINK_SOCK_DIAG) as nl:
+        try:
+            datagrams = nl.dump(netlink.Message(_BY_FAMILY, 0, body + filters, "list TCP sockets"))
+        except KernelRefused as error:
+            # A kernel without IPv6.
+            if family == _AF_INET6 and error.errno == errno.ENOENT:
+                return []
+            raise
+    found = [reply for datagram in datagrams for kind, _flags, _sequence, reply in netlink.messages(datagram) if kind == _BY_FAMILY]
+    return [reply for reply in found if len(reply) >= 72]
+
+
+def listeners(port: int) -> list[Listener]:
+    """Every socket that listens on TCP `port`, IPv4 and IPv6."""
+    found = []
+    for family, size in ((_AF_INET, 4), (_AF_INET6, 16)):
+        for body in _dump_family(family, 1 << _LISTEN, b"", port):
+            if struct.unpack_from("!H", body, 4)[0] == port:
+                found.append(Listener(ip_address(body[8 : 8 + size]), struct.unpack_from("=I", body, 64)[0]))
+    return found
+
+
+def _connected(address: IPv4Address) -> list[bytes]:
+    # struct inet_diag_bc_op{code, yes, no} and inet_diag_hostcond{family, prefix_len, pad, port, addr}: destination is `address`.
+    condition = struct.pack("=BBHi", _AF_INET, 32, 0, -1) + address.packed
+    length = 4 + len(condition)
+    code = struct.pack("=BBH", _DST, length, length + 4) + condition
+    filters = netlink.attribute(_BYTECODE, code)
+    # For IPv6 sockets the kernel compares an IPv4 condition with the mapped address (inet_diag_bc_run).
+    return [body for family in (_AF_INET, _AF_INET6) for body in _dump_family(family, _LIVE, filters, 0)]
+
+
+def connected(address: IPv4Address) -> int:
+    """How many sockets here still believe in a connection with `address`."""
+    return len(_connected(address))
+
+
+def destroy(address: IPv4Address) -> int:
+    """End those sockets (`ss -K dst ADDRESS`); their owners see ECONNABORTED. How many there were.
+
+    A kernel without CONFIG_INET_DIAG_DESTROY answers EOPNOTSUPP: then the owner learns of it when it next sends.
+    """
+    bodies = _connected(address)
+    with netlink.Netlink(_NETLINK_SOCK_DIAG) as nl:
+        for body in bodies:
+            request = struct.pack("=BBBBI", body[0], _TCP, 0, 0, _LIVE) + body[4:52]
+            try:
+                nl.exchange([netlink.Message(_DESTROY, 0, request, f"end a connection with {address}")])
+            except KernelRefused as error:
+                if error.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
+                    raise
+    return len(bodies)

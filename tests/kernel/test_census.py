@@ -1,0 +1,52 @@
+"""One look at the host's processes for many that ask: never one that began too early."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+
+import pytest
+
+from sealnet.kernel import host, netns
+
+
+def test_a_process_is_found_by_the_inode_of_its_namespace() -> None:
+    census = host._Census()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        inode = netns.inode_of(process.pid)
+        assert inode is not None
+
+        found = census.take()
+        process.kill()
+        process.wait()
+
+        assert process.pid in found[inode]
+        assert process.pid not in census.take().get(inode, [])
+
+
+def test_whoever_asks_during_a_look_is_told_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    census = host._Census()
+    looks: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def look() -> dict[int, list[int]]:
+        looks.append(len(looks) + 1)
+        begun.set()
+        assert go_on.wait(10)
+        return {0: [looks[-1]]}
+
+    monkeypatch.setattr(census, "_look", look)
+    told: list[int] = []
+    first = threading.Thread(target=lambda: told.append(census.take()[0][0]))
+    first.start()
+    assert begun.wait(10)
+    others = [threading.Thread(target=lambda: told.append(census.take()[0][0])) for _ in range(5)]
+    for thread in others:
+        thread.start()
+    go_on.set()
+    for thread in (first, *others):
+        thread.join()
+
+    assert told.count(1) == 1
+    assert min(sorted(told)[1:]) == 2
+    assert census.take()[0][0] == len(looks)

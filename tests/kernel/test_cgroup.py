@@ -1,0 +1,53 @@
+"""The run's cgroup on kernels that lack a part of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sealnet.kernel import cgroup
+from tests.lab import wait_for
+
+pytestmark = pytest.mark.root
+
+# Forks for as long as it lives, each child a session of its own.
+_FORKS = "while :; do setsid sh -c 'sleep 600 & wait' & sleep 0.02; done"
+
+
+@pytest.fixture
+def made() -> Iterator[Path]:
+    found = cgroup.own() / "of-a-test"
+    found.mkdir()
+    yield found
+    cgroup.kill(found)
+    cgroup.remove(found)
+
+
+@pytest.mark.parametrize("name", ["cgroup.kill", "cgroup.not-of-this-kernel"])
+def test_everything_in_it_is_ended_also_where_the_kernel_has_no_file_for_that(
+    made: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """cgroup.kill is of Linux 5.14."""
+    monkeypatch.setattr(cgroup, "_KILL", name)
+    with subprocess.Popen(["sh", "-c", f"echo $$ >{made}/cgroup.procs; {_FORKS}"]) as forking:
+        try:
+            wait_for(lambda: len(cgroup.pids(made)) > 10, what="it has forked")
+
+            cgroup.kill(made)
+
+            assert cgroup.pids(made) == []
+            assert forking.wait(10) == -9
+        finally:
+            forking.kill()
+
+
+def test_what_is_frozen_goes_on_and_one_that_is_gone_is_no_error(made: Path) -> None:
+    cgroup.freeze(made, frozen=True)
+    assert (made / "cgroup.freeze").read_text().strip() == "1"
+
+    cgroup.freeze(made, frozen=False)
+    assert (made / "cgroup.freeze").read_text().strip() == "0"
+    cgroup.freeze(made / "no-such", frozen=True)
