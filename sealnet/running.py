@@ -1,0 +1,513 @@
+"""A run that was started: wait for it, signal it, look at it, take it away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from sealnet import prove, reap
+from sealnet.doors import Doorkeeper, Listening
+from sealnet.errors import CannotSeal, NotSealed, SealnetError
+from sealnet.guard import GLANCE_S, Ear, Guard, Upkeep
+from sealnet.kernel import cgroup, identity, process
+from sealnet.kernel.attempts import StandIn
+from sealnet.kernel.firststep import FirstStep
+from sealnet.kernel.host import Host
+from sealnet.kernel.netns import Inside
+from sealnet.kernel.output import Sink
+from sealnet.model import argv, buildargv
+from sealnet.model.argv import Fds
+from sealnet.model.check import Check
+from sealnet.model.config import Config
+from sealnet.model.plan import Plan, Seal, User
+from sealnet.model.policy import Confinement
+from sealnet.model.receipt import Receipt
+from sealnet.model.record import Record
+from sealnet.records import Claim
+
+_BWRAP = "0.8.0"
+_BIRTH_S = 1.0
+_UNHELD_S = 10.0
+
+Stdio = int | IO[Any] | None
+STREAMS = ("standard input", "standard output", "standard error")
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The payload's standard streams, as subprocess takes them. None of them may be a terminal but one of the run's own."""
+
+    stdin: Stdio = None
+    stdout: Stdio = None
+    stderr: Stdio = None
+    controlling_terminal: bool = False
+    console: str | None = None
+
+    def descriptors(self) -> list[int | None]:
+        """Of each, what the payload will have; None where that is made for it (DEVNULL, PIPE)."""
+        given = (self.stdin, self.stdout, self.stderr)
+        fds = [at if one is None else one if isinstance(one, int) else one.fileno() for at, one in enumerate(given)]
+        return [None if fd < 0 else fd for fd in fds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """What a payload has of a caller that is another process than this one.
+
+    `limits`: RLIMIT_* numbers with (soft, hard). `note`: what its launcher wants to find in the record.
+    """
+
+    umask: int | None = None
+    limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+
+OWN = Ways()
+
+
+@dataclass(slots=True)
+class Held:
+    """A process in the run's namespaces and cgroup that becomes bwrap when it is told; `root` is the payload's file system."""
+
+    fds: Fds
+    root: str
+    dev: str
+    info: int
+    word: int
+    go: int
+
+
+class Run:
+    """A run that was started. Used by one thread at a time; `close` (or `with`) takes it away."""
+
+    def __init__(self, host: Host, claim: Claim, plan: Plan, seal: Seal, config: Config, tools: dict[str, str]) -> None:
+        self.host, self.claim, self.plan, self.seal, self.config, self.tools = host, claim, plan, seal, config, tools
+        self.before_end: Callable[[Run, int | None], None] = lambda _run, _status: None
+        self.at_end: Callable[[], None] = lambda: None
+        self.receipt_to: Sink | None = None
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+        """Our ends of the payload's pipes, where its launcher has made any."""
+        self.rights: User | None = None
+        """Of whoever asked for the run, where that is not root: what it binds is opened with these."""
+        self.ways = OWN
+        self.versions: dict[str, str] = {}
+        self.listening: list[Listening] = []
+        self.door: Doorkeeper | None = None
+        self.log: int | None = None
+        self.counted: dict[str, Any] | None = None
+        """What its door has recorded, told when it stopped; None without a proxy, or when the door is dead."""
+        self.stand_in: StandIn | None = None
+        self.neighbours: list[str] = []
+        self.proof_ms = 0.0
+        self.inside: Inside | None = None
+        self.checks: list[Check] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.init_pid = 0
+        self.path: str | None = None
+        self.pidfd = -1
+        """Readable when bwrap has ended."""
+        self.held: Held | None = None
+        self.ear: Callable[[], Ear] | None = None
+        self.glance_s: Callable[[], float] = lambda: GLANCE_S
+        self.guard: Guard | None = None
+        self._upkeep: Upkeep | None = None
+        self._reason: str | None = None
+        self._is_told = False
+        self._closed = False
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def run_id(self) -> str:
+        return self.plan.run_id
+
+    @property
+    def record(self) -> Record:
+        return self.claim.record
+
+    @property
+    def events(self) -> tuple[dict[str, Any], ...]:
+        """What was done to its seal meanwhile, as `{time, event, detail}`."""
+        return self.record.events
+
+    @property
+    def spawned(self) -> subprocess.Popen[bytes]:
+        if self.process is None:
+            raise RuntimeError("the run was not started")
+        return self.process
+
+    # The life of the payload
+
+    def payload_pid(self) -> int | None:
+        """The payload's first process, in our pid namespace; None before it is born and after it is gone."""
+        return next(iter(process.children(self.init_pid)), None)
+
+    def release(self) -> None:
+        """Let the payload start, once it has been seen to be what it must be; the receipt is complete by then.
+
+        Raises NotSealed: nothing of the payload has run, and it is dead. Raises CannotSeal when the receipt cannot be written.
+        """
+        if self.held is None:
+            return
+        try:
+            step = FirstStep(self.init_pid)
+        except OSError as error:
+            self._release_unheld(f"it could not be held: {error.strerror}")
+            return
+        try:
+            self._go(self.held)
+            pid = step.until(buildargv.EXECUTIONS if self.plan.build else argv.executions(self.plan))
+            self._meet(pid, "it ended before its first instruction")
+        except BaseException:
+            step.kill()
+            self.kill()
+            raise
+        step.let_go()
+
+    def _release_unheld(self, why: str) -> None:
+        """Somebody traces us (strace -f), or the host forbids ptrace: the payload is looked at as soon as it stands."""
+        if self.held is not None:
+            self._go(self.held)
+        began, chain = time.monotonic(), buildargv.CHAIN if self.plan.build else argv.CHAIN
+        try:
+            while self.spawned.poll() is None:
+                pid, waited_s = self.payload_pid(), time.monotonic() - began
+                # The name may be the payload's own: `sealnet run -- env`.
+                if pid is not None and (process.executable(pid) not in chain or waited_s > _BIRTH_S):
+                    break
+                if waited_s > _UNHELD_S:
+                    raise NotSealed(f"cannot start the payload of run {self.run_id}: {why}, and it was not seen within {_UNHELD_S:g} s")
+                time.sleep(0.0005)
+            self._meet(self.payload_pid(), f"{why}, and it ended before it was looked at", f" (seen after its start: {why})")
+        except BaseException:
+            self.kill()
+            raise
+
+    def _go(self, held: Held) -> None:
+        # Its init is root's still, and hands them on. Earlier, bwrap itself would fail by a caller's limits, or could not say how it ends.
+        with contextlib.suppress(ProcessLookupError):
+            for number, limit in self.ways.limits.items():
+                resource.prlimit(self.init_pid, number, limit)
+        # bwrap may have died of a mount it could not make; then its status tells.
+        os.write(held.go, argv.GO)
+        self._let_go(held)
+
+    def _meet(self, pid: int | None, otherwise: str, remark: str = "") -> None:
+        """Look at the payload, complete the receipt, write down that it runs. `otherwise` is why there is nothing to look at."""
+        if self.seal_stands and self.inside is not None:
+            found, began = None, time.perf_counter()
+            with contextlib.suppress(OSError):
+                found = identity.read(pid) if pid is not None else None
+            if self.plan.build:
+                self.checks.append(prove.builder(found, self.inside.inode, otherwise, remark))
+            else:
+                self.checks += prove.held(found, self.plan.user, self.inside.inode, otherwise, remark)
+            self.proof_ms += (time.perf_counter() - began) * 1e3
+        if pid is None and self.seal_stands:
+            self._reason = f"nothing of the payload ran: {otherwise}"
+        receipt = self.receipt
+        if any(one.ok is False for one in self.checks):
+            wrong = next(one for one in self.checks if one.ok is False)
+            error = NotSealed(f"cannot start the payload of run {self.run_id}: {wrong}")
+            self.refuse(error)
+            raise error
+        self._announce(pid, receipt)
+        if self.receipt_to is not None:
+            self.receipt_to.write(receipt.render())
+            self._is_told = True
+
+    def _announce(self, pid: int | None, receipt: Receipt) -> None:
+        if self.record.durable is None:
+            self._write(state="running", pid=pid, receipt=receipt.to_json())
+            return
+        # Nobody could take over a run whose record does not say that it runs, so that must be written. Its time begins now.
+        ends_at = None if self.plan.timeout_s is None else time.clock_gettime(time.CLOCK_BOOTTIME) + self.plan.timeout_s
+        self.claim.update(state="running", pid=pid, receipt=receipt.to_json(), durable={**self.record.durable, "ends_at": ends_at})
+
+    @property
+    def receipt(self) -> Receipt:
+        """What has been observed of the seal so far; complete when the payload starts."""
+        record, sealed = self.record, self.seal.subnet is not None
+        return Receipt(
+            run_id=record.run_id,
+            started=record.started,
+            confinement=record.confinement,
+            asked=record.asked,
+            user=record.user,
+            checks=tuple(self.checks),
+            gateway=record.gateway,
+            sandbox=record.sandbox,
+            lease_ports=record.lease_ports,
+            hosts=record.hosts,
+            subnet=record.subnet,
+            ifname=record.ifname if sealed else None,
+            ifindex=record.ifindex,
+            mac=record.mac,
+            netns_inode=record.netns_inode if self.seal_stands else None,
+            rulesets=record.rulesets,
+            versions=self.versions,
+            preflight=self.plan.preflight,
+            proof_ms=self.proof_ms,
+            why_severed=record.why_severed,
+            reason=self._reason,
+        )
+
+    def _write_again(self) -> None:
+        """The payload is gone: whatever it has made of the receipt's file, the receipt stands there. Raises CannotSeal."""
+        if self.receipt_to is not None and self._is_told:
+            self.receipt_to.write(self.receipt.render())
+            if not self.receipt_to.is_there():
+                raise CannotSeal(f"cannot find the receipt of run {self.run_id} at {self.receipt_to.path}: its directory has been moved")
+
+    def refuse(self, error: SealnetError) -> None:
+        """Leave a receipt that says why the run was refused, where one was asked for."""
+        if self.receipt_to is not None:
+            try:
+                self.receipt_to.write(replace(self.receipt, reason=error.message).render())
+            except CannotSeal as unwritten:
+                error.add_note(unwritten.message)
+
+    def _end_held(self) -> None:
+        """bwrap, and its init, which waits for a word that will never come: dead, whatever became of `kill`."""
+        pids = [pidfd for pid in (self.init_pid,) if pid and (pidfd := _pidfd(pid)) is not None]
+        self.spawned.kill()
+        self.spawned.wait()
+        for pidfd in pids:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(pidfd, select.POLLIN)
+            ended.poll(5000)
+            os.close(pidfd)
+
+    def _let_go(self, held: Held) -> None:
+        for fd in (held.info, held.word, held.go, held.fds.args):
+            os.close(fd)
+        self.held = None
+
+    def send_signal(self, signum: int, *, wait_s: float = _BIRTH_S) -> bool:
+        """Send a signal to the payload's first process, once; False when it is gone.
+
+        Waits a moment for one that is still to be born: a child of bwrap's that dies before it has executed anything has no status.
+        """
+        deadline = time.monotonic() + wait_s
+        while (pid := self.payload_pid()) is None or process.executable(pid) == "bwrap":
+            if time.monotonic() >= deadline or self._code() is not None:
+                break
+            time.sleep(0.001)
+        if pid is None:
+            return False
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # The pid may have been reused between the two looks; the descriptor names one process for good.
+            if pid not in process.children(self.init_pid):
+                return False
+            signal.pidfd_send_signal(pidfd, signum)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
+        return True
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Halt every process of the run, or let them go on."""
+        if self.record.cgroup is not None:
+            cgroup.freeze(Path(self.record.cgroup), frozen=frozen)
+
+    def kill(self) -> None:
+        """End every process of the run at once."""
+        self.host.kill(self.run_id, self.inside if self.seal_stands else None)
+
+    @property
+    def seal_stands(self) -> bool:
+        """Whether the run has a namespace of its own (an open one has not)."""
+        return self.plan.confinement is not Confinement.OPEN
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """What the run needs while it lives, for whoever waits for it in a loop of its own."""
+        if self._upkeep is None:
+            if self.seal_stands and self.inside is not None:
+                # Nothing in it refers to this run: who lets go of a run lets go of its descriptors, without a garbage collection.
+                self.guard = Guard(
+                    self.host,
+                    self.claim,
+                    self.seal,
+                    self.inside,
+                    ttl_s=self.config.lease_ttl_s,
+                    on_tamper=self.plan.on_tamper,
+                )
+            self._upkeep = Upkeep(self.guard, refresh_s=self.config.refresh_s, door=self.door, ear=self.ear, glance_s=self.glance_s)
+        return self._upkeep
+
+    @property
+    def killed(self) -> str | None:
+        """What others had changed about the seal when the payload was ended for it (`on_tamper="kill"`)."""
+        return None if self.guard is None else self.guard.killed
+
+    def _write(self, **changes: Any) -> None:
+        # A payload that runs is not ended because its record cannot be written (a full /run): what the record was made for stands in it.
+        with contextlib.suppress(CannotSeal):
+            self.claim.update(**changes)
+
+    def poll(self) -> int | None:
+        """The exit status, when there is one: the payload's own, 128+n, or 125 when bwrap failed before it."""
+        code = self._code()
+        return None if code is None else self._status(code)
+
+    def _code(self) -> int | None:
+        """What wait(2) tells of bwrap, once it has ended; -SIGKILL where that is nobody's to know."""
+        return self.spawned.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for the end, seeing to lease and seal meanwhile. Raises TimeoutError; the run then goes on."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        upkeep = self.upkeep
+        while (status := self.poll()) is None:
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                raise TimeoutError(f"run {self.run_id} goes on after {timeout_s:g} s")
+            poller = select.poll()
+            for fd in (self.pidfd, *upkeep.fds):
+                poller.register(fd, select.POLLIN)
+            until = min(upkeep.next_at(), float("inf") if deadline is None else deadline)
+            poller.poll(None if until == float("inf") else max(0, int((until - now) * 1000) + 1))
+            if self._code() is None:
+                upkeep.serve()
+        return status
+
+    def _status(self, code: int) -> int:
+        reported = self.claim.status()
+        if reported is not None:
+            return reported
+        if code < 0:
+            return 128 - code
+        if self.record.state != "running":
+            return 125
+        raise no_bwrap(self, f"bwrap failed with status {code}")
+
+    # Looking
+
+    def tried(self) -> list[tuple[str, str, int, int]]:
+        """(address, protocol, port, packets) of what the payload tried to reach beside its lease."""
+        if self.inside is None or not self.seal_stands:
+            return []
+        return self.host.tried(self.inside, self.claim.state.probed(self.run_id))
+
+    def check(self) -> dict[str, Any]:
+        """Prove the seal again, now: `{run_id, confinement, verdict, faults, checks}`; a seal that holds has its confinement as verdict."""
+        return prove.again(self.host, self.claim.state, self.record)
+
+    # The end
+
+    def end_doors(self) -> None:
+        """End every process of the run, then its tunnels and its door; what it has recorded is whole by then. Once is enough."""
+        for listening in self.listening:
+            listening.socket.close()
+        if self.door is not None:
+            with contextlib.suppress(SealnetError):
+                self.kill()
+            if self.log is not None:
+                self.counted = self.door.stop(self.run_id)
+            self.door.close()
+            self.door = None
+        if self.log is not None:
+            os.close(self.log)
+            self.log = None
+
+    def close(self, status: int | None = None) -> None:
+        """Take the run away. Raises CannotTearDown when something stayed; the record stays with it. Raises CannotSeal when the receipt
+        is not where it was to be, or the evidence cannot be written.
+
+        `status` is how the run has ended, where that is not the payload's own (at its timeout).
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.before_end(self, status)
+        finally:
+            self._take_away()
+
+    def wait_end(self) -> int:
+        """The exit status of a run whose processes have ended, or are about to; nothing else is seen to meanwhile."""
+        ended = select.poll()
+        ended.register(self.pidfd, select.POLLIN)
+        while (code := self._code()) is None:
+            ended.poll()
+        return self._status(code)
+
+    def leave(self) -> None:
+        """Let go of a run that goes on without us: whoever takes it over finds it by its record."""
+        self._closed = True
+        if self._upkeep is not None:
+            self._upkeep.close()
+        if self.log is not None:
+            os.close(self.log)
+            self.log = None
+        self._let_go_of_it()
+
+    def _take_away(self) -> None:
+        if self.stand_in is not None:
+            self.stand_in.close()
+        if self._upkeep is not None:
+            self._upkeep.close()
+        if self.held is not None:
+            with contextlib.suppress(SealnetError):
+                self.kill()
+            self._end_held()
+            self._let_go(self.held)
+        if self.record.state in ("started", "running"):
+            self._write(state="exited")
+        self.end_doors()
+        try:
+            inside = self.inside if self.seal_stands else None
+            reap.teardown(self.host, self.claim.state, self.run_id, inside=inside, unless=lambda: not self.claim.stands())
+        finally:
+            try:
+                self._write_again()
+            finally:
+                if self.process is not None:
+                    self.process.wait()
+                self._let_go_of_it()
+
+    def _let_go_of_it(self) -> None:
+        if self.inside is not None:
+            self.inside.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.claim.close()
+        self.at_end()
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def no_bwrap(run: Run, what: str) -> CannotSeal:
+    old = process.too_old("bwrap", _BWRAP)
+    message = f"cannot start the payload of run {run.run_id}: {what}"
+    if old:
+        return CannotSeal(f"{message}: {old}", hint="install a newer bubblewrap")
+    return CannotSeal(message, hint="what bwrap said stands above")
