@@ -1,0 +1,122 @@
+"""A worker's runs in a process of their own, told what to do by lines of JSON; it dies by SIGKILL where it is told to.
+
+usage: worker.py '{"RUN": "POINT", ...}'    Requests: [number, "launch"|"wait"|"signal"|"kill"|"live"|"close", ARGUMENT...]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sealnet import ended, reap, request
+from sealnet.errors import SealnetError
+from sealnet.model.config import Config
+from sealnet.records import State
+from sealnet.running import Run, Streams
+from sealnet.worker import runs as workers
+from sealnet.worker.live import Live
+from sealnet.worker.runs import Runs
+
+QUIET = Streams(subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def plan_deaths(points: dict[str, str]) -> None:
+    """Before anything is imported from these modules by name."""
+
+    def after(owner: Any, name: str, point: str, run_id: Callable[..., str]) -> None:
+        real = getattr(owner, name)
+
+        def done(*arguments: Any, **options: Any) -> Any:
+            result = real(*arguments, **options)
+            if points.get(run_id(*arguments, **options)) == point:
+                die()
+            return result
+
+        setattr(owner, name, done)
+
+    launch = workers.launch  # type: ignore[attr-defined]
+
+    def launched(plan: Any, *, checkpoint: Callable[[str], None], **options: Any) -> Run:
+        def told(step: str) -> None:
+            checkpoint(step)
+            if points.get(plan.run_id) == step:
+                die()
+
+        return launch(plan, checkpoint=told, **options)
+
+    workers.launch = launched  # type: ignore[attr-defined]
+    of_run = lambda run, *_arguments, **_options: run.run_id  # noqa: E731
+    after(Run, "_go", "let go by bwrap", of_run)
+    after(Run, "_announce", "announced", of_run)
+    after(Run, "release", "released", of_run)
+    after(Run, "wait_end", "seen to its end", of_run)
+    after(ended, "keep", "its end kept", lambda _state, end: end.run_id)
+    after(State, "release", "its subnet released", lambda _state, run_id, *_, **__: run_id)
+    after(reap, "teardown", "torn down", lambda _host, _state, run_id, **_: run_id)
+    after(Live, "_time_out", "timed out", lambda live: live.run.run_id)
+
+
+async def serve(runs: Runs) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def say(*told: Any) -> None:
+        print(json.dumps(told), flush=True)
+
+    async def answer(number: int, deed: str, *arguments: Any) -> None:
+        try:
+            say(number, await act(deed, *arguments))
+        except SealnetError as error:
+            say(number, type(error).__name__)
+        except BaseException as error:
+            say(number, f"a bug: {error!r}")
+            raise
+
+    async def act(deed: str, *arguments: Any) -> Any:
+        if deed == "launch":
+            argv, options = arguments
+            plan = request.plan(argv, cwd=os.getcwd(), **options)
+            return (await runs.launch(plan, owner=1000, streams=QUIET)).run_id
+        if deed == "wait":
+            end = await runs.wait(arguments[0])
+            return [end.status, end.fault, end.owner, bool(end.receipt)]
+        if deed == "signal":
+            return runs.signal(*arguments)
+        if deed == "kill":
+            return await runs.kill(*arguments)
+        return sorted(record.run_id for record in runs.records())
+
+    say(0, await runs.begin())
+    while line := await reader.readline():
+        number, deed, *arguments = json.loads(line)
+        if deed == "close":
+            await runs.close(end=arguments[0])
+            say(number, None)
+            return
+        task = asyncio.create_task(answer(number, deed, *arguments))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+async def main() -> None:
+    state = State()
+    state.prepare()
+    plan_deaths(json.loads(sys.argv[1]))
+    await serve(Runs(state, Config()))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
