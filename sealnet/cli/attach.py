@@ -1,0 +1,30 @@
+"""`sealnet attach`."""
+
+from __future__ import annotations
+
+import click
+
+from sealnet.model import names
+
+
+@click.command(
+    "attach",
+    short_help="Follow a run that was started with --detach.",
+    epilog="""
+    \b
+    Example:
+      sealnet run --detach --output build.log --run-id build -- make
+      sealnet attach build
+    """,
+)
+@click.argument("run_id", metavar="RUN")
+def command(run_id: str) -> int:
+    """Print what RUN has written to its --output file and goes on to write, hand on signals (^C is one), and exit with its status.
+
+    Several may be attached; when one is killed, the run goes on."""
+    from sealnet.cli import remote
+
+    wanted = names.run_id(run_id)
+    with remote.needed() as connection:
+        record = connection.ask("Inspect", run_id=wanted)["run"]
+    return remote.follow(wanted, record["note"].get("output"), owner=(record["durable"] or {}).get("owner", 0))
