@@ -1,0 +1,74 @@
+"""Callers of the worker that mean to harm it, or others."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from e2e.test_worker_socket import ALICE, BOB, Worker, as_user, worker
+from tests.lab import wait_for
+
+__all__ = ["worker"]
+
+pytestmark = pytest.mark.root
+
+
+def test_a_callers_limits_are_its_payloads_and_not_those_of_what_root_runs(worker: Worker) -> None:
+    script = "ulimit -f; ulimit -n; (echo x >file) 2>/dev/null || echo no file"
+    own = worker.argv(ALICE, "run", "--", "sh", "-c", script)
+
+    # With no byte to write, bwrap would not say how the payload ended; with so few descriptors it would not start.
+    done = worker.host.run("sh", "-c", 'ulimit -f 0; ulimit -n 9; exec "$@"', "sh", *own, cwd=worker.home(ALICE))
+    free = worker.call(ALICE, "run", "--", "sh", "-c", script)
+
+    assert done.stdout.splitlines() == ["0", "9", "no file"]
+    assert free.stdout.splitlines()[0] == "unlimited"
+    assert (worker.home(ALICE) / "file").read_text() == "x\n"
+
+
+# Descriptors and brackets in calls that wait behind one that has no end, as many as there may be; how many connections were closed.
+FLOOD = """
+import os
+null = os.open("/dev/null", os.O_RDONLY)
+brackets = b"[" + b",".join([b"[]"] * 340_000) + b"]"
+socks = []
+for number in range(500):
+    sock = connect()
+    socks.append(sock)
+    sock.settimeout(0.2)
+    try:
+        sock.sendall(json.dumps({"method": "io.sealnet.Worker.Events", "parameters": {}, "more": True}).encode() + bytes(1))
+        sock.recv(100)
+        for _ in range(8):
+            if WHAT == "fds":
+                socket.send_fds(sock, [b'{"method":"io.sealnet.Worker.List"}' + bytes(1)], [null] * 64)
+            elif number < 20:
+                value = brackets if WHAT == "brackets" else text
+                sock.sendall(b'{"method":"io.sealnet.Worker.List","parameters":{"x":' + value + b"}}" + bytes(1))
+    except OSError:
+        pass
+print(len(socks), flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["fds", "brackets", "text"])
+def test_what_one_caller_says_at_once_keeps_nobody_from_anything(worker: Worker, what: str) -> None:
+    assert worker.process is not None
+    files, status = Path(f"/proc/{worker.process.pid}/fd"), Path(f"/proc/{worker.process.pid}/status")
+    script = f"WHAT, text = {what!r}, b'\"' + b'x' * 1_000_000 + b'\"'\n{FLOOD}"
+
+    with as_user(worker, ALICE, script) as flood:
+        assert flood.stdout.readline() == "500\n"
+        held, peak_kb = len(os.listdir(files)), int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0])
+        others = worker.call(BOB, "run", "--", "true")
+
+    assert others.returncode == 0, others.stderr
+    # It has some, so it could say something; and 2304 descriptors and 18 MiB of calls are what it may.
+    assert held < 3500
+    assert peak_kb < 400_000
+    assert {"fds": "say more at once", "brackets": "values", "text": "say more at once"}[what] in worker.log.read_text()
+    wait_for(lambda: len(os.listdir(files)) < 100, what="nothing of it is kept")
+    assert worker.call(ALICE, "run", "--", "true").returncode == 0
