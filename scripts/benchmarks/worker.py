@@ -1,0 +1,102 @@
+"""What a worker spends on many runs: to launch the next beside a thousand, to keep them, to look at them all, to take them away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+from scripts.benchmarks.lab import SILENT, broker
+from scripts.benchmarks.result import Effort, Result
+from sealnet import request
+from sealnet.model.config import Config
+from sealnet.records import State
+from sealnet.worker.runs import Runs
+
+_SIZES, _QUICK_SIZES = (10, 100, 500, 1000), (4, 8)
+_MEASURED, _WIDTH = 20, 16
+_SLEEP = ("sleep", "3600")
+_IDLE_S, _QUICK_IDLE_S = 20.0, 2.0
+
+
+def measure(effort: Effort) -> Result:
+    result = Result()
+    with broker() as port:
+        asyncio.run(_measure(effort, result, port))
+    result.notes.append(
+        "CPU is that of the worker's process alone, its threads together; programs that it starts, and the kernel on their behalf, are not"
+        f" in it. Runs are launched {_WIDTH} at a time, and the measured ones one after another. A policy rule concerns every run, so each"
+        " is looked at: `CPU of a look` is for each."
+    )
+    return result
+
+
+async def _measure(effort: Effort, result: Result, port: int) -> None:
+    state = State()
+    state.prepare()
+    runs = Runs(state, Config())
+    await runs.begin()
+    number = 0
+    some = asyncio.Semaphore(_WIDTH)
+
+    async def launch() -> float:
+        nonlocal number
+        number += 1
+        began = time.perf_counter()
+        plan = request.plan(_SLEEP, run_id=f"bench-{number}", lease_port=port, cwd="/", user="0")
+        await runs.launch(plan, owner=0, streams=SILENT)
+        return (time.perf_counter() - began) * 1e3
+
+    async def launch_some() -> None:
+        async with some:
+            await launch()
+
+    launches = result.group("the next sealed run, beside")
+    await asyncio.gather(*(launch_some() for _ in range(_WIDTH)))
+    began_with, own = number, _pss()
+    sizes = _QUICK_SIZES if effort.quick else _SIZES
+    for size in sizes:
+        await asyncio.gather(*(launch_some() for _ in range(size - number)))
+        cpu, took = _cpu_ms(), [await launch() for _ in range(effort.rounds(_MEASURED))]
+        control = None if size == sizes[0] else f"{sizes[0]} others"
+        launches.add(f"{size} others", took, control=control)
+        launches.add(f"{size} others: CPU", [(_cpu_ms() - cpu) / len(took)], control=None if control is None else f"{control}: CPU")
+
+    kept = result.group(f"each of {number} runs that live")
+    kept.add("memory of the worker", [(_pss() - own) / (number - began_with) / 1024], unit="kB")
+    kept.add("descriptors", [len(os.listdir("/proc/self/fd")) / number], unit="")
+    kept.add("threads of the worker, all together", [len(os.listdir("/proc/self/task"))], unit="")
+    pause_s = _QUICK_IDLE_S if effort.quick else _IDLE_S
+    cpu = _cpu_ms()
+    await asyncio.sleep(pause_s)
+    kept.add("CPU in each second, all together", [(_cpu_ms() - cpu) / pause_s])
+    cpu = _cpu_ms()
+    for verb in ("add", "del"):
+        subprocess.run(["/usr/sbin/ip", "rule", verb, "pref", "30000", "to", "203.0.113.0/24", "table", "77"], check=True)
+        # Each has been looked at when nothing is spent any more.
+        before = -1.0
+        while _cpu_ms() - before > 100:
+            before = _cpu_ms()
+            await asyncio.sleep(0.5)
+    kept.add("CPU of a look", [(_cpu_ms() - cpu) / 2 / number])
+
+    began, cpu = time.perf_counter(), _cpu_ms()
+    await runs.close(end=True)
+    ends = result.group(f"{number} runs that end together")
+    ends.add("for each", [(time.perf_counter() - began) * 1e3 / number])
+    ends.add("for each: CPU", [(_cpu_ms() - cpu) / number])
+
+
+def _cpu_ms() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return (used.ru_utime + used.ru_stime) * 1e3
+
+
+def _pss() -> int:
+    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("the kernel tells no PSS of this process")

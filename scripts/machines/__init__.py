@@ -1,0 +1,1 @@
+"""Test machines: made of Debian packages, booted by qemu, gone afterwards."""
