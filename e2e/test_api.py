@@ -76,7 +76,7 @@ def test_threads_have_doors_side_by_side_and_a_sealer_ends_them_with_their_runs(
         out = host.directory / f"said-{number}"
         with out.open("wb") as file:
             with sealer.launch(["sh", "-c", ask], broker="tcp:127.0.0.1:8080", allow=["allowed.test:80"], stdout=file.fileno()) as run:
-                assert run.wait(20) == 0
+                assert run.wait(60) == 0
         said[number] = out.read_text()
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(4)]
@@ -135,7 +135,7 @@ def test_a_sealer_launches_lists_and_reaps(host: Host) -> None:
         with pytest.raises(TimeoutError):
             run.wait(0.05)
         assert run.send_signal(15)
-        assert run.wait(10) == 143
+        assert run.wait(60) == 143
     assert sealer.runs() == []
     assert sealer.reap("long") is False
 
@@ -144,7 +144,7 @@ def test_a_run_that_somebody_else_has_reaped_is_no_trouble(host: Host) -> None:
     sealer = sealnet.Sealer()
     with sealer.launch(["sleep", "600"], run_id="mine") as run:
         assert sealer.reap("mine") is True
-        assert run.wait(10) == 137
+        assert run.wait(60) == 137
         # The id is free, and what is closed below is not the new run of that name.
         with sealer.launch(["sleep", "600"], run_id="mine") as again:
             run.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import sealnet
-from tests.lab import SEALNET, Host, end, wait_for
+from tests.lab import PATIENCE, SEALNET, Host, end, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -174,7 +174,7 @@ def test_a_payload_that_stops_its_group_does_not_stop_its_timeout(host: Host) ->
     done = host.sealnet("run", "--user", "0", "--timeout", "1", "--grace", "0.5", "--", "/usr/bin/python3", "-c", script)
 
     assert done.returncode == 124
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
 
 
 def test_the_callers_terminal_is_as_it_was_after_any_end(host: Host) -> None:
@@ -376,7 +376,7 @@ def test_a_directory_full_of_sockets_does_not_stop_the_next_run(host: Host) -> N
     done = host.sealnet("run", "--user", "0", "--", "true")
 
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10 * PATIENCE
 
 
 def test_the_records_of_the_runs_cannot_be_bound(host: Host) -> None:

@@ -348,7 +348,7 @@ def test_a_build_whose_supervisor_is_killed_leaves_nothing_that_reap_does_not_ta
     wait_for(lambda: "sleep 61" in commands(host), what="the RUN step runs")
 
     process.kill()
-    process.wait(10)
+    process.wait(60)
     done = host.sealnet("reap", "mine")
 
     assert done.returncode == 0, done.stderr

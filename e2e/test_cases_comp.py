@@ -78,7 +78,7 @@ def test_a_live_run_is_reaped_without_its_gate(host: Host) -> None:
         reaped = [host.sealnet("reap", "comp01-live") for _ in range(2)]
 
         assert [(done.returncode, done.stderr) for done in reaped] == [(0, ""), (0, "")]
-        assert probe.process.wait(20) == 137
+        assert probe.process.wait(60) == 137
         assert host.left_over() == []
 
 
@@ -200,7 +200,7 @@ def test_local_servers_work_and_do_not_meet_each_other(host: Host, options: tupl
     assert told == [["comp04-a"] * 4 + ["holding"], ["comp04-b"] * 4 + ["holding"]]
     assert host.run("curl", "-fsS", "http://127.0.0.1:7999/host").stdout == "/host"
     Path("stop").touch()
-    assert [run.wait(20) for run in runs] == [0, 0]
+    assert [run.wait(60) for run in runs] == [0, 0]
 
 
 # Answers every question with the address 192.0.2.9.
@@ -252,7 +252,8 @@ def test_a_lookup_fails_at_once_whatever_the_hosts_resolver_is(host: Host, optio
     assert {("x.test", "gaierror"), ("x.test", "none"), ("localhost", "127.0.0.1")} <= found
     assert not any(address == "192.0.2.9" for _name, address in found)
     assert not options or ("broker.sealnet", "198.18.0.1") in found
-    assert all(float(took_s) < 1 for _name, _address, took_s in rows)
+    # A resolver that is waited for takes 5 s (resolv.conf(5)).
+    assert all(float(took_s) < 4 for _name, _address, took_s in rows)
     # What has a broker reaches it without any resolver.
     assert (fetched.returncode == 0 and fetched.stdout == "/hello") is bool(options)
 

@@ -283,7 +283,7 @@ def test_a_daemon_that_starts_while_the_run_lives_answers_in_the_shared_director
     assert process.stdout.readline() == "ready\n"
 
     daemon = listen(path)
-    out, _ = process.communicate("go\n", timeout=30)
+    out, _ = process.communicate("go\n", timeout=90)
 
     assert tried(host, f"stream {path}") == {f"stream {path}": "done"}
     assert json.loads(out) == {f"stream {path}": "done" if place == "project" else "ECONNREFUSED"}
@@ -312,7 +312,7 @@ def test_abstract_sockets_are_each_runs_own(host: Host, user: str) -> None:
     assert recorded is not None
     assert inode.strip() not in (f"net:[{recorded['netns_inode']}]", os.readlink("/proc/self/ns/net"))
     probe.close()
-    a.communicate("", timeout=20)
+    a.communicate("", timeout=90)
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -449,7 +449,7 @@ def test_a_working_directory_shows_nothing_beside_it(host: Host) -> None:
     Path("/run/secret").touch()
     script = "pwd; ls; echo; ls -A ..; echo; ls -A ../..; echo; ls -A ../../../..; echo; ls -A /"
 
-    done = subprocess.run([*SEALNET, "run", "--", "sh", "-c", script], cwd=here, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*SEALNET, "run", "--", "sh", "-c", script], cwd=here, capture_output=True, text=True, timeout=90)
 
     own, above, run, root, slash = done.stdout.split("\n\n")
     assert own.split() == [str(here), "own"]

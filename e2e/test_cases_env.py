@@ -204,7 +204,7 @@ def test_the_password_of_the_hosts_proxy_is_nowhere(host: Host, upstream: Upstre
 
     found = list(_told_of(host, process.pid))
     host.sealnet("reap", "env-doors")
-    process.wait(20)
+    process.wait(60)
     said = [("stdout", process.stdout.read().encode()), ("stderr", process.stderr.read().encode())]
     said += [(str(path), path.read_bytes()) for path in (*Path("evidence").iterdir(), Path("receipt.json"))]
 

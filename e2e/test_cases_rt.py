@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab import LAN_PEER, Host, Probe
+from tests.lab import LAN_PEER, PATIENCE, Host, Probe
 
 pytestmark = pytest.mark.root
 
@@ -271,7 +271,7 @@ def test_a_pool_that_one_route_takes_is_said_at_once(ten: Host) -> None:
     took_s, said = timed(lambda: ten.sealnet("run", *LEASE, "--", "touch", "ran"))
 
     assert said.returncode == 125
-    assert took_s < 2
+    assert took_s < 2 * PATIENCE
     assert said.stderr.startswith("sealnet: cannot allocate a /30 from 10.0.0.0/8")
     assert f"10.0.0.0/8 via {LAN_PEER}" in said.stderr
     assert "hint: " in said.stderr
@@ -304,7 +304,7 @@ def test_two_thousand_routes_are_stepped_around_at_once(ten: Host) -> None:
     probe, record = start(ten, "rt07")
 
     assert (done.returncode, done.stdout) == (0, "/hello")
-    assert took_s < 2
+    assert took_s < 2 * PATIENCE
     assert not any(subnet(record).overlaps(IPv4Network(prefix)) for prefix in prefixes)
     assert probe.end() == 0
 
@@ -380,4 +380,4 @@ def test_a_run_without_its_routes_is_reaped(host: Host) -> None:
 
     assert (reaped.returncode, reaped.stderr) == (0, "")
     assert host.left_over() == []
-    assert probe.process.wait(20) == 137
+    assert probe.process.wait(60) == 137

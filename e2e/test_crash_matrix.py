@@ -30,7 +30,7 @@ from tests.steps import Step
 
 # Every step, and its moment before as well, instead of a choice.
 ALL = os.environ.get("SEALNET_CRASH_ALL") == "1"
-pytestmark = [pytest.mark.root, pytest.mark.timeout(3600 if ALL else 120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(3600 if ALL else 300)]
 
 WIDTH = 6
 # One of so many steps of the set-up; but all of the last ones, from the proof on.

@@ -39,7 +39,7 @@ from tests.engine import (
     soon,
     status,
 )
-from tests.lab import LAN_HOST, LAN_PEER, Host
+from tests.lab import LAN_HOST, LAN_PEER, PATIENCE, Host
 
 pytestmark = [pytest.mark.root, pytest.mark.tool("curl", "openssl", "ip", "bash")]
 
@@ -146,7 +146,7 @@ def test_the_door_ends_with_its_control_socket(bare: Engine, host: Host) -> None
 
     other.close()
 
-    assert door.wait(5) == 0
+    assert door.wait(60) == 0
 
 
 def test_a_stranger_is_turned_away_without_a_word(engine: Engine) -> None:
@@ -525,7 +525,6 @@ def test_a_client_that_resets_while_it_is_dialled_frees_its_slot(engine: Engine)
     soon(lambda: status(engine.ask(connect_to("evil.test:8443"))) == 403, "the slots are free", timeout_s=5)
 
 
-@pytest.mark.timeout(120)
 def test_clients_that_reset_before_they_are_looked_at_leave_no_descriptor(engine: Engine) -> None:
     """Whatever is left of them must not wait for a garbage collection."""
     with engine.connect() as kept:
@@ -549,7 +548,7 @@ def test_slow_and_fat_clients(engine: Engine) -> None:
     time.sleep(0.2)
     began = time.monotonic()
     assert status(engine.ask(get("http://allowed.test/"))) == 200
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 1 * PATIENCE
     for sock in silent:
         sock.close()
 
@@ -568,7 +567,7 @@ def test_slow_and_fat_clients(engine: Engine) -> None:
         while not readable(sock, 1.0):
             sock.sendall(b"a")
         assert status(answer(sock)) == 408
-        assert 8 < time.monotonic() - began < 13
+        assert 8 < time.monotonic() - began < 13 * PATIENCE
     assert engine.records()[-1]["reason"].startswith("limit: no request within")
 
 
@@ -681,7 +680,6 @@ def test_not_http_1(engine: Engine, data: bytes, statuses: tuple[int, ...]) -> N
     assert_allowed(engine, b"CONNECT allowed.test:443 HTTP/1.0\r\n\r\n")
 
 
-@pytest.mark.timeout(120)
 def test_sustained_load(engine: Engine) -> None:
     """HTTP-14"""
     fds = engine.fds()
@@ -842,7 +840,6 @@ def test_all_addresses_dead(engine: Engine) -> None:
     assert b"X-Sealnet-Reason: not declared" in denied
 
 
-@pytest.mark.timeout(60)
 def test_a_black_hole_is_given_up_in_time(engine: Engine) -> None:
     """DST-04"""
     engine.host.run("ip", "-n", "lan", "route", "del", "blackhole", f"{BLACK_HOLE}/32")
@@ -863,7 +860,7 @@ def test_a_black_hole_is_given_up_in_time(engine: Engine) -> None:
         got = answer(sock)
 
     assert status(got) == 504, got
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 12 * PATIENCE
     assert engine.records()[-1]["reason"].startswith("failed")
 
 
@@ -1002,7 +999,6 @@ def test_a_field_that_is_too_long_is_marked(engine: Engine) -> None:
     assert len(record["host"]) == 256
 
 
-@pytest.mark.timeout(120)
 def test_both_verdicts(engine: Engine) -> None:
     """LOG-02"""
     engine.resolves(**{"b.test": ["10.0.0.1"]})

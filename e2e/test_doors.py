@@ -95,7 +95,7 @@ class Shell:
     def end(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 def told(done: subprocess.CompletedProcess[str]) -> Any:
@@ -358,7 +358,7 @@ def test_port_and_user_of_doors_are_the_configurations(host: Host, upstream: Ups
     (door,) = doors()
     assert set(identity.read(door).uids) == set(identity.read(door).gids) == {64991}
     assert (host.record(RUN) or {})["lease_ports"] == [5000, 5002]
-    said = process_.communicate("curl -fsS $SEALNET_BROKER_URL/x; curl -fsS http://allowed.test/y", timeout=20)
+    said = process_.communicate("curl -fsS $SEALNET_BROKER_URL/x; curl -fsS http://allowed.test/y", timeout=90)
     assert said == ("/x/y", "")
     path.write_text('door_ports = "5001-5002"\n')
     full = host.sealnet("run", *RELAY, *ALLOWED, "--", "true", **environ)
@@ -791,7 +791,7 @@ def test_whichever_lease_is_taken_away_a_payload_is_ended_for_it_where_that_was_
         assert shell.end() == 0
         return
 
-    assert shell.process.wait(20) == 137
+    assert shell.process.wait(60) == 137
     assert shell.process.stderr is not None
     said = shell.process.stderr.read()
     assert said.startswith(f"sealnet: ended run {RUN}: ")

@@ -123,7 +123,7 @@ def test_a_full_state_directory_refuses_the_next_run_and_ends_none(host: Host) -
     assert "No space left on device" in fill.stderr
 
     refused = host.sealnet("run", "--", "touch", "ran")
-    process.communicate("go\n", timeout=30)
+    process.communicate("go\n", timeout=90)
 
     assert refused.returncode == 125
     assert "No space left on device" in refused.stderr

@@ -25,7 +25,7 @@ from sealnet.worker.runs import LEASE_TTL_S
 from tests import worker as driver
 from tests.lab import Host, wait_for
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 SH = ["sh", "-c"]
 # Tells of every time that its broker did not answer, and of the first that it did.
@@ -58,7 +58,7 @@ class Worker:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"no answer to {number}"
             data = os.read(self.process.stdout.fileno(), 65536).decode()
-            assert data, f"the worker has ended: {self.process.wait(10)}"
+            assert data, f"the worker has ended: {self.process.wait(60)}"
             *lines, self._text = (self._text + data).split("\n")
             self._told.update(map(json.loads, lines))
         return self._told[number]
@@ -71,14 +71,14 @@ class Worker:
 
     def kill(self) -> None:
         self.process.kill()
-        assert self.process.wait(10) == -signal.SIGKILL
+        assert self.process.wait(60) == -signal.SIGKILL
 
     def dies(self) -> None:
-        assert self.process.wait(30) == -signal.SIGKILL
+        assert self.process.wait(60) == -signal.SIGKILL
 
     def close(self, *, end: bool = True) -> None:
         self.do("close", end)
-        assert self.process.wait(20) == 0
+        assert self.process.wait(60) == 0
 
 
 def gaps() -> str:

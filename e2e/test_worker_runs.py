@@ -30,7 +30,7 @@ from sealnet.worker import runs as workers
 from sealnet.worker.runs import Runs
 from tests.lab import Host
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 OWNER = 1000
 QUIET = Streams(subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)
@@ -306,7 +306,7 @@ def test_no_run_is_used_by_two_threads_at_once(host: Host, monkeypatch: pytest.M
 
 async def until(condition: Callable[[], Any], what: str) -> None:
     """The loop goes on meanwhile."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         await asyncio.sleep(0.01)

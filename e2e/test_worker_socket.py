@@ -58,7 +58,7 @@ class Worker:
     def end(self, signum: int = signal.SIGTERM) -> int:
         assert self.process is not None
         self.process.send_signal(signum)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def lines(self, word: str) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if word in line]
@@ -131,7 +131,7 @@ def test_exit_statuses_are_those_of_a_direct_run(worker: Worker) -> None:
 
     def all_of(start: Any) -> dict[tuple[str, ...], subprocess.CompletedProcess[str]]:
         begun = {words: start(words) for words in wanted}
-        told = {words: process.communicate(timeout=50) for words, process in begun.items()}
+        told = {words: process.communicate(timeout=90) for words, process in begun.items()}
         return {words: subprocess.CompletedProcess(words, begun[words].returncode, *told[words]) for words in wanted}
 
     through = all_of(lambda words: worker.spawn(ALICE, "run", *words))
@@ -159,7 +159,7 @@ def test_streams_and_signals_pass(worker: Worker) -> None:
     assert process.stdout.readline() == "usr1\n"
     process.send_signal(signal.SIGTERM)
 
-    assert process.communicate(timeout=20) == ("", "bye\n")
+    assert process.communicate(timeout=90) == ("", "bye\n")
     assert process.returncode == 7
 
 
@@ -425,7 +425,7 @@ def test_a_caller_that_dies_during_the_start_leaves_nothing(worker: Worker) -> N
             process = worker.spawn(ALICE, "run", "--run-id", run_id, "--lease-port", "8080", "--", "touch", run_id)
             wait_for(lambda run_id=run_id: (worker.host.record(run_id) or {}).get("state") == "built", what="it is being proved")
             process.send_signal(signum)
-            status = process.wait(20)
+            status = process.wait(60)
             gone(worker, run_id)
 
         assert status == 143
@@ -447,11 +447,11 @@ def test_detached_runs_are_waited_for_followed_and_killed(worker: Worker) -> Non
         assert one.stdout.readline() == "one\n"
 
     doomed.kill()
-    doomed.wait(20)
+    doomed.wait(60)
     assert worker.call(ALICE, "kill", "-s", "TERM", "apart").returncode == 0
 
-    assert (attached.communicate(timeout=20)[0], attached.returncode) == ("asked\n", 9)
-    assert waiting.wait(20) == 9
+    assert (attached.communicate(timeout=90)[0], attached.returncode) == ("asked\n", 9)
+    assert waiting.wait(60) == 9
     assert worker.call(ALICE, "wait", "apart").returncode == 9
     assert (worker.home(ALICE) / "out.log").read_text() == "one\nasked\n"
     assert (worker.home(ALICE) / "out.log").stat().st_uid == ALICE
@@ -476,7 +476,7 @@ def test_a_caller_waits_on_while_the_worker_is_replaced(worker: Worker) -> None:
         wait_for(
             lambda how=how: worker.lines(f"event=client-back run={how}") or processes[how].poll(), timeout_s=30, what="the caller is back"
         )
-        out, _ = processes[how].communicate("go\n", timeout=30)
+        out, _ = processes[how].communicate("go\n", timeout=90)
         assert (out, processes[how].returncode) == ("/after", 6)
     assert len(worker.lines("event=adopted")) == 3
 
@@ -491,7 +491,7 @@ def test_a_worker_that_is_told_to_end_lets_a_launch_come_to_a_run(worker: Worker
     assert worker.host.record("last")["state"] == "running"
     worker.start()
 
-    assert process.communicate("go\n", timeout=30)[0] == "ready\n"
+    assert process.communicate("go\n", timeout=90)[0] == "ready\n"
     assert process.returncode == 6
 
 
@@ -533,7 +533,7 @@ def test_a_signal_in_between_comes_through_in_the_end(worker: Worker) -> None:
     process.send_signal(signal.SIGTERM)
     worker.start()
 
-    assert process.wait(30) == 8
+    assert process.wait(60) == 8
 
 
 # Limits, and callers that mean no good
@@ -630,7 +630,7 @@ def heard(sock):
     own = ["setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={GROUP}", "/usr/bin/python3", "-c", head + script + "sys.stdin.read()"]
     process = worker.host.spawn(*own, stdin=subprocess.PIPE, cwd="/")
     yield process
-    process.communicate(timeout=20)
+    process.communicate(timeout=90)
 
 
 def call(sock: socket.socket, method: str, fds: tuple[int, ...] = (), *, more: bool = False, **parameters: Any) -> dict[str, Any]:
@@ -811,7 +811,7 @@ def test_systemd_starts_it_and_hears_of_it(host: Host) -> None:
         hear(b"READY=1")
         process.send_signal(signal.SIGTERM)
         hear(b"STOPPING=1")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_it_needs_no_capability_that_its_unit_does_not_give(worker: Worker) -> None:

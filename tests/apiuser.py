@@ -89,7 +89,7 @@ def live() -> Any:
         seen["signalled"] = run.send_signal(10)
         seen["trapped"] = run.stdout.readline().decode()
         run.kill()
-        seen["status"] = run.wait(20)
+        seen["status"] = run.wait(60)
         seen["after"] = (run.poll(), run.send_signal(10), run.tried())
     seen["left"] = (sealer.runs(), sealer.reap("live"))
     with sealer.launch(["sleep", "600"], run_id="live", user=USER):

@@ -375,7 +375,7 @@ class Engine:
         if self.control is not None:
             self.control.close()
         with contextlib.suppress(Exception):
-            self.door.wait(5)
+            self.door.wait(60)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,9 @@ from sealnet.kernel import cgroup, libc
 SEALNET = [str(Path(sys.executable).with_name("sealnet"))]
 LAN_HOST, LAN_PEER = "192.168.77.1", "192.168.77.2"
 
+# A deadline tells a test that hangs from one that goes on, and nothing else: a loaded machine, or an emulated one, may take its time.
+PATIENCE = float(os.environ.get("SEALNET_TESTS_PATIENCE", "4"))
+
 # Stands on lo of every throw-away host and its LAN peer.
 _LAB = "throw-away host of a test"
 
@@ -82,8 +85,8 @@ with concurrent.futures.ThreadPoolExecutor(32) as pool:
 
 
 def wait_for(condition: Callable[[], Any], *, timeout_s: float = 10.0, what: str = "") -> Any:
-    """The first true answer of `condition`; fails when there is none in time."""
-    deadline = time.monotonic() + timeout_s
+    """The first true answer of `condition`; fails when there is none in `timeout_s`, as a quiet machine would take it (PATIENCE)."""
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while not (answer := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not in {timeout_s:g} s: {what or condition}")
@@ -160,7 +163,7 @@ class Probe:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise AssertionError(f"the probe has ended with {self.process.wait(10)}: {self.process.stderr and self.process.stderr.read()}")
+            raise AssertionError(f"the probe has ended with {self.process.wait(60)}: {self.process.stderr and self.process.stderr.read()}")
         told = json.loads(line)
         self.took_s = [took_s for _found, took_s in told]
         return [found for found, _took_s in told]
@@ -170,7 +173,7 @@ class Probe:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.send_signal(signal.SIGCONT)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 class Host:
@@ -200,7 +203,7 @@ class Host:
 
     def run(self, *argv: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
         """A command on this host, its output captured as text."""
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=50, **options)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=25 * PATIENCE, **options)
         if check and done.returncode:
             raise AssertionError(f"{' '.join(argv)}: status {done.returncode}: {done.stdout}{done.stderr}")
         return done
@@ -263,6 +266,8 @@ class Host:
         """A sealed probe; `options` are those of `sealnet run`. Returned once it runs."""
         probe = self.probe(*SEALNET, "run", "--run-id", run_id, *options, "--", **popen)
         self.wait_running(run_id, probe.process)
+        # "running" is written before the payload is let go, and a test may halt who does that.
+        assert probe.ask() == []
         return probe
 
     def probe_lan(self) -> Probe:
@@ -314,7 +319,7 @@ class Host:
     def stop(self, process: subprocess.Popen[Any]) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        process.wait(10)
+        process.wait(60)
 
     # What must be left
 
@@ -404,7 +409,7 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         for process in self._processes:
-            process.wait(10)
+            process.wait(60)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream:
                     stream.close()

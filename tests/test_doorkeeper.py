@@ -117,7 +117,7 @@ def test_nobody_waits_for_good_for_a_path_that_hangs(door: Callable[[str], Door]
 
     def hang(*_: object) -> None:
         held.set()
-        go_on.wait(20)
+        go_on.wait(60)
 
     monkeypatch.setattr(doors.libc, "set_effective_identity", hang)
     one = door(_ASKS)
@@ -129,7 +129,7 @@ def test_nobody_waits_for_good_for_a_path_that_hangs(door: Callable[[str], Door]
 
     serving = threading.Thread(target=serve)
     serving.start()
-    assert held.wait(10)
+    assert held.wait(60)
 
     one.close()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_two_who_want_the_same_make_it_once(kept: Path) -> None:
 
     def make(into: Path) -> None:
         made.append(into)
-        go_on.wait(10)
+        go_on.wait(60)
 
     threads = [threading.Thread(target=cache.obtain, args=("host-a", "1", make)) for _ in range(4)]
     for thread in threads:
@@ -188,13 +189,43 @@ def test_a_disk_that_nothing_was_written_to_returns_nothing(tmp_path: Path) -> N
     assert list((tmp_path / "results").iterdir()) == []
 
 
-_JUNIT = """<testsuites><testsuite><testcase name="a"/><testcase name="b[x]"><failure message="no"/></testcase>
-<testcase name="c"><skipped/></testcase><testcase name="d"/>
-<testcase name="d"><error message="teardown"/></testcase></testsuite></testsuites>"""
+_JUNIT = """<testsuites><testsuite><testcase file="e/t.py" name="a"/><testcase file="e/t.py" name="b[x]"><failure message="no"/></testcase>
+<testcase file="e/t.py" name="c"><skipped/></testcase><testcase file="e/t.py" name="d"/>
+<testcase file="e/t.py" name="d"><error message="teardown"/></testcase></testsuite></testsuites>"""
 
 
 def test_a_report_is_counted_and_an_error_of_a_teardown_is_a_failure() -> None:
-    assert matrix.read_junit(_JUNIT) == Counts(passed=2, skipped=1, failures=("b[x]", "d"))
+    assert matrix.read_junit(_JUNIT) == Counts(passed=2, skipped=1, failures=("e/t.py::b[x]", "e/t.py::d"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept", "boots"),
+    [
+        (Counts(9, 0, ("t::a", "t::b")), Counts(2, 0, ()), Counts(11, 0, ()), 2),
+        (Counts(9, 0, ("t::a", "t::b")), Counts(1, 0, ("t::b",)), Counts(10, 0, ("t::b",)), 2),
+        # The machine of the second try did not come up: what the first said stands.
+        (Counts(9, 0, ("t::a",)), None, Counts(9, 0, ("t::a",)), 2),
+        (Counts(9, 0, ("a", "b", "c", "d")), None, Counts(9, 0, ("a", "b", "c", "d")), 1),
+        (Counts(11, 0, ()), None, Counts(11, 0, ()), 1),
+    ],
+)
+def test_only_a_few_failures_are_run_again_and_all_of_them_must_pass(
+    first: Counts, second: Counts | None, kept: Counts, boots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell("bookworm", "6.1")
+    asked: list[tuple[str, ...]] = []
+
+    def booted(_cell: Cell, tests: Sequence[str], _timeout_s: float) -> Row:
+        asked.append(tuple(tests))
+        return Row(cell, {}, first if len(asked) == 1 else second)
+
+    monkeypatch.setattr(matrix, "_run", booted)
+
+    [row] = matrix.run([cell], mark="brief", timeout_s=1, again=True)
+
+    assert row.counts == kept
+    assert len(asked) == boots
+    assert asked[1:] == [first.failures] * (boots - 1)
 
 
 @pytest.mark.parametrize(

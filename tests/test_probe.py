@@ -126,23 +126,23 @@ def test_sixteen_who_ask_at_once_wait_for_one_attempt(answer: CanSeal) -> None:
     def attempt(_port: int | None) -> CanSeal:
         tried.append(threading.get_ident())
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return answer
 
     known, told = Answers(attempt), []
 
     def ask() -> None:
-        together.wait(10)
+        together.wait(60)
         told.append(known.ask())
 
     threads = [threading.Thread(target=ask) for _ in range(16)]
     for thread in threads:
         thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     early = list(told)
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
     assert early == []
     assert len(tried) == 1

@@ -395,10 +395,10 @@ def test_while_leftovers_are_taken_away_a_claim_of_the_id_waits(state: State, mo
 
     with state.teardown_lock("run-1"):
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         assert not got
         state.forget("run-1")
-    thread.join(5)
+    thread.join(60)
 
     assert [claim.record.run_id for claim in got] == ["run-1"]
     assert state.is_held("run-1")
@@ -432,7 +432,8 @@ def test_while_a_recorded_run_is_taken_away_a_claim_of_the_id_is_refused_at_once
     with state.teardown_lock("run-1"), pytest.raises(RunExists):
         state.claim(a_record())
 
-    assert time.monotonic() - began < 1
+    # The wait for the one who takes away would be 10 s.
+    assert time.monotonic() - began < 5
 
 
 def test_two_teardowns_of_one_run_go_one_after_the_other(state: State) -> None:
@@ -451,7 +452,7 @@ def test_two_teardowns_of_one_run_go_one_after_the_other(state: State) -> None:
         wait_for(lambda: waits_for_a_lock(thread), what="the second waits for the first")
         order.append(f"first, recorded {recorded}")
         state.forget("run-1")
-    thread.join(5)
+    thread.join(60)
 
     assert order == ["first, recorded True", "second, recorded False"]
     assert entries(state) == []

@@ -62,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     table.add_argument("cells", nargs="*", metavar="MACHINE", help="only these, as bookworm-6.1; then nothing is written")
     table.add_argument("--timeout", type=float, default=_TIMEOUT_S, metavar="SECONDS", help=f"for each ({_TIMEOUT_S})")
     table.add_argument("--brief", action="store_true", help="only the first test of each promise; then nothing is written either")
+    table.add_argument("--again", action="store_true", help="run a few failed tests once more, in a machine that has just booted")
     table.set_defaults(does=_matrix)
 
     listing = commands.add_parser("list", help="hosts, kernels, what they can be had with, and which images are there")
@@ -116,7 +117,8 @@ def _box(arguments: argparse.Namespace) -> int:
 
 
 def _matrix(arguments: argparse.Namespace) -> int:
-    rows = matrix.run(matrix.cells_named(arguments.cells), mark="brief" if arguments.brief else "smoke", timeout_s=arguments.timeout)
+    mark = "brief" if arguments.brief else "smoke"
+    rows = matrix.run(matrix.cells_named(arguments.cells), mark=mark, timeout_s=arguments.timeout, again=arguments.again)
     print(f"\n{matrix.aligned(rows)}")
     if not arguments.cells and not arguments.brief:
         matrix.PAGE.write_text(matrix.render(rows, matrix.facts()), encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -17,9 +17,12 @@ from scripts.machines.furnish import CHECKOUT
 PAGE = CHECKOUT / "docs" / "compatibility.md"
 # An emulated processor is several times slower than what the tests' own limit is made for.
 _TESTS = (
-    "env", "SEALNET_TESTS_STRICT=1", "pytest", "-q", "--tb=short", "--durations=10", "-o", "timeout=600",
-    "-p", "no:cacheprovider", "tests/kernel", "e2e",
+    "env", "SEALNET_TESTS_STRICT=1", "SEALNET_TESTS_PATIENCE=20", "pytest", "-q", "--tb=short", "--durations=10", "-o", "timeout=900",
+    "-p", "no:cacheprovider",
 )  # fmt: skip
+_FOLDERS = ("tests/kernel", "e2e")
+# So many failures can be tests that came late; more cannot.
+_FEW = 3
 _FACTS = Path(__file__).with_name("facts.toml")
 _COLUMNS = ("machine", "kernel", "nft", "bwrap", "iproute2", "python", "systemd", "passed", "failed", "skipped", "result")
 _VERSION = re.compile(r"\d+(?:\.\d+)+|\b\d{3}\b")
@@ -36,11 +39,15 @@ The versions are what the machine said.
 
 @dataclass(frozen=True)
 class Counts:
-    """What a JUnit report says; `failures` are the names of the tests, errors included."""
+    """What a JUnit report says; `failures` are pytest's ids of the tests, errors included."""
 
     passed: int
     skipped: int
     failures: tuple[str, ...]
+
+    def after(self, again: Counts) -> Counts:
+        """What stands when the failures were run again."""
+        return Counts(self.passed + again.passed, self.skipped + again.skipped, again.failures)
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def read_junit(text: str) -> Counts:
     passed, skipped, failures = 0, 0, []
     for case in Xml.fromstring(text).iter("testcase"):  # noqa: S314  # our own pytest's
         if case.find("failure") is not None or case.find("error") is not None:
-            failures.append(str(case.get("name")))
+            failures.append(f"{case.get('file')}::{case.get('name')}")
         elif case.find("skipped") is not None:
             skipped += 1
         else:
@@ -84,21 +91,30 @@ def read_junit(text: str) -> Counts:
     return Counts(passed, skipped, tuple(dict.fromkeys(failures)))
 
 
-def run(cells: Sequence[Cell], *, mark: str, timeout_s: float) -> list[Row]:
-    """Run the tests of that mark (tests/smoke.py) in each machine, one after the other."""
+def run(cells: Sequence[Cell], *, mark: str, timeout_s: float, again: bool = False) -> list[Row]:
+    """Run the tests of that mark (tests/smoke.py) in each machine, one after the other.
+
+    With `again`, the few tests that failed are run once more, in a machine that has just booted.
+    """
     rows = []
     for cell in cells:
         print(f"vm: {cell.host} on {cell.kernel}", flush=True)
-        rows.append(_run(cell, mark, timeout_s))
+        rows.append(_run(cell, ("-m", mark, *_FOLDERS), timeout_s))
+        counts = rows[-1].counts
+        if again and counts is not None and 0 < len(counts.failures) <= _FEW:
+            print("vm: what failed, once more", flush=True)
+            repeated = _run(cell, counts.failures, timeout_s)
+            if repeated.counts is not None:
+                rows[-1] = replace(repeated, counts=counts.after(repeated.counts))
         print(f"vm: {'  '.join(rows[-1].told())}", flush=True)
     return rows
 
 
-def _run(cell: Cell, mark: str, timeout_s: float) -> Row:
+def _run(cell: Cell, tests: Sequence[str], timeout_s: float) -> Row:
     machine = images.Machine(cell.host, cell.kernel)
     results = CHECKOUT / "build" / "vm" / machine.name
     try:
-        ended = qemu.run(images.kernel(cell.kernel), images.root_disk(machine), (*_TESTS, "-m", mark), results=results, timeout_s=timeout_s)
+        ended = qemu.run(images.kernel(cell.kernel), images.root_disk(machine), (*_TESTS, *tests), results=results, timeout_s=timeout_s)
     except NotHere as error:
         return Row(cell, {}, None, f"not available here: {error.message}", is_absent=True)
     except NoMachine as error:

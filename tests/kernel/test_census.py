@@ -32,14 +32,14 @@ def test_whoever_asks_during_a_look_is_told_by_a_later_one(monkeypatch: pytest.M
     def look() -> dict[int, list[int]]:
         looks.append(len(looks) + 1)
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return {0: [looks[-1]]}
 
     monkeypatch.setattr(census, "_look", look)
     told: list[int] = []
     first = threading.Thread(target=lambda: told.append(census.take()[0][0]))
     first.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     others = [threading.Thread(target=lambda: told.append(census.take()[0][0])) for _ in range(5)]
     for thread in others:
         thread.start()

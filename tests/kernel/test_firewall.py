@@ -56,7 +56,7 @@ class Place:
         plan = request.plan(["true"], run_id=names.new_run_id(), lease_port=port, cwd=str(self.host.directory))
         with launch(plan, host=self.kernel, state=self.state, config=Config(), streams=Streams()) as run:
             run.release()
-            return run.wait(20)
+            return run.wait(60)
 
 
 @pytest.fixture

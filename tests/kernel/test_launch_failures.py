@@ -70,7 +70,7 @@ class Place:
     def run(self, plan: Plan) -> int:
         with self.launch(plan) as run:
             run.release()
-            return run.wait(20)
+            return run.wait(60)
 
     @contextlib.contextmanager
     def failing(self, error: type[BaseException], match: str) -> Iterator[None]:
@@ -184,7 +184,7 @@ def test_the_methods_that_are_refused_below_are_those_that_a_launch_uses(
     with place.launch(place.plan(sealed=sealed)) as run:
         launched = set(seen)
         run.release()
-        run.wait(20)
+        run.wait(60)
 
     assert launched == set(used)
 
@@ -280,11 +280,11 @@ def test_a_view_that_bwrap_cannot_make_leaves_nothing(place: Place, capfd: pytes
 def test_a_bwrap_that_died_before_its_release_is_a_run_that_ended(place: Place) -> None:
     with place.launch(place.plan()) as run:
         run.kill()
-        run.spawned.wait(10)
+        run.spawned.wait(60)
 
         run.release()
 
-        assert run.wait(20) == 128 + signal.SIGKILL
+        assert run.wait(60) == 128 + signal.SIGKILL
     assert not place.marker.exists()
     place.assert_works(place.plan())
 
@@ -314,7 +314,7 @@ def test_a_run_that_may_be_severed_is_severed_where_it_cannot_be_sealed(place: P
     with place.launch(place.plan(fallback="sever")) as run:
         record = run.record
         run.release()
-        assert run.wait(20) == 0
+        assert run.wait(60) == 0
 
     assert (record.confinement, record.asked) == ("severed", "sealed")
     assert record.why_severed == "cannot grant: Operation not permitted"

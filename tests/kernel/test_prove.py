@@ -181,7 +181,7 @@ def test_the_payload_has_done_nothing_when_the_receipt_is_written(place: Place) 
     with place.launch(None, "/bin/touch", str(marker), bind=[str(place.host.directory)], receipt_to=written_to) as run:
         assert not receipt.exists()
         run.release()
-        assert run.wait(10) == 0
+        assert run.wait(60) == 0
     written_to.close()
 
     # And once more at its end.
@@ -207,7 +207,7 @@ def test_a_payload_that_is_not_what_it_must_be_never_starts(place: Place, monkey
                 assert run.payload_pid() is None
             else:
                 run.release()
-                assert run.wait(10) == 0
+                assert run.wait(60) == 0
         assert marker.exists() is not refused
         assert place.host.left_over() == []
 
@@ -223,14 +223,14 @@ def test_the_hold_finds_the_payload_whatever_its_name(place: Place, argv: tuple[
         run.release()
 
         assert run.receipt.verdict == "severed"
-        assert run.wait(10) == (0 if argv[0] == "/bin/echo" else 7)
+        assert run.wait(60) == (0 if argv[0] == "/bin/echo" else 7)
 
 
 def test_a_payload_that_cannot_be_executed_is_inconclusive(place: Place) -> None:
     with place.launch(None, "/nonexistent/tool") as run:
         run.release()
 
-        assert run.wait(10) == 127
+        assert run.wait(60) == 127
         assert named(run.checks, "payload").found == "it ended before its first instruction"
         assert run.receipt.verdict == "inconclusive"
         jsonschema.validate(run.receipt.to_json(), SCHEMA)
@@ -260,7 +260,7 @@ def test_a_payload_that_is_never_seen_is_refused_where_it_cannot_be_held(place: 
         monkeypatch.setattr(run, "payload_pid", lambda: None)
         with pytest.raises(NotSealed, match="Operation not permitted, and it was not seen within"):
             run.release()
-        assert run.wait(10) == 137
+        assert run.wait(60) == 137
 
 
 def _refuse(*_: Any) -> None:
@@ -309,9 +309,9 @@ def test_what_is_killed_while_it_is_held_ends_as_killed(place: Place, monkeypatc
 
         if moment.startswith("its init"):
             with pytest.raises(CannotSeal, match="bwrap failed with status 137"):
-                run.wait(10)
+                run.wait(60)
         else:
-            assert run.wait(10) == 137
+            assert run.wait(60) == 137
         assert run.receipt.verdict == ("severed" if moment == MOMENTS[1] else "inconclusive")
     assert place.host.left_over() == []
 
@@ -825,7 +825,7 @@ def test_a_process_that_is_more_than_a_payload_is_seen(place: Place) -> None:
 
         assert result["verdict"] == "broken"
         assert any(f"process {stranger.pid} has capabilities in " in fault for fault in result["faults"])
-    assert stranger.wait(10) == -signal.SIGKILL
+    assert stranger.wait(60) == -signal.SIGKILL
 
 
 def test_a_pid_that_has_become_a_strangers_is_no_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
