@@ -61,8 +61,8 @@ SMOKE = {
         "tests/kernel/test_contract.py::test_a_strangers_netns_is_left_alone[real]",
     ),
     "8: the receipt says what was observed": (
-        "e2e/test_receipt.py::test_each_confinement_has_its_receipt",
         "tests/kernel/test_prove.py::test_a_sealed_run_is_proved_before_its_first_instruction",
+        "e2e/test_receipt.py::test_each_confinement_has_its_receipt",
         "tests/kernel/test_prove.py::test_without_filter_and_gate_the_gateway_is_found_open",
         "tests/kernel/test_prove.py::test_check_is_made_beside_an_independent_implementation",
         "tests/kernel/test_prove.py::test_check_names_what_was_tampered_with[filter swapped]",
