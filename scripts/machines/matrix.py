@@ -126,8 +126,9 @@ def _run(cell: Cell, tests: Sequence[str], timeout_s: float) -> Row:
         print((results / "output.log").read_text(encoding="utf-8", errors="replace"))
         return Row(cell, ended.versions, None, f"pytest ended with status {ended.status} and no report")
     counts = read_junit(junit.read_text(encoding="utf-8"))
-    for name in counts.failures:
-        print(f"  failed: {name}")
+    if counts.failures:
+        # Results are written over by the next try.
+        print((results / "output.log").read_text(encoding="utf-8", errors="replace"))
     lost = ended.status != 0 and not counts.failures
     return Row(cell, ended.versions, counts, f"pytest ended with status {ended.status}" if lost else "")
 
