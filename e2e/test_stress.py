@@ -275,7 +275,7 @@ def test_kills_at_any_moment_of_the_set_up_leave_nothing_that_one_reap_does_not_
 
     killed = kill_at_random([make(f"{prefix}{number}") for number in range(count)], typical, chance)
     left = host.left_over()
-    reaped = host.sealnet("reap", "--orphans", "--json")
+    reaped = host.sealnet("reap", "--orphans", "--json", timeout_s=75)
 
     unclaimed = cgroups(prefix)
     for path in unclaimed:

@@ -207,9 +207,9 @@ class Host:
 
     # Commands
 
-    def run(self, *argv: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, check: bool = True, timeout_s: float = 25.0, **options: Any) -> subprocess.CompletedProcess[str]:
         """A command on this host, its output captured as text."""
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=25 * PATIENCE, **options)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout_s * PATIENCE, **options)
         if check and done.returncode:
             raise AssertionError(f"{' '.join(argv)}: status {done.returncode}: {done.stdout}{done.stderr}")
         return done
