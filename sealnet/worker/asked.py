@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sealnet.errors import KINDS, SealnetError
+from sealnet.errors import KINDS, CannotSeal, SealnetError
 from sealnet.model import varlink
 from sealnet.model.calling import INTERFACE, Peer
 from sealnet.model.varlink import Call
@@ -14,6 +15,8 @@ from sealnet.worker.connection import Connection
 from sealnet.worker.log import log
 
 SERVICE = "org.varlink.service"
+# The host has no more of something, which is nobody's bug.
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,11 @@ class Asked:
                 "notes": list(getattr(error, "__notes__", [])),
             }
             await self.connection.send(varlink.render_error(f"{INTERFACE}.Failed", told))
+
+
+def scarcity(error: BaseException) -> CannotSeal | None:
+    """What to tell of an error that means that the host has no more of something; None of any other."""
+    if not isinstance(error, OSError) or error.errno not in _SCARCE:
+        return None
+    where = f" ({error.filename})" if error.filename else ""
+    return CannotSeal(f"cannot answer: {error.strerror}{where}", hint="the host is out of it: try again later")

@@ -17,7 +17,6 @@ from sealnet import doctor, looking, probe, prove, reap
 from sealnet.doors import LOG
 from sealnet.ended import Ended
 from sealnet.errors import CannotSeal, CannotTearDown, NoSuchRun, SealnetError, TooMany, UsageError
-from sealnet.kernel import cgroup
 from sealnet.kernel.planted import open_plain
 from sealnet.model import calling, idl, names
 from sealnet.model.config import Config
@@ -28,7 +27,7 @@ from sealnet.model.record import Record
 from sealnet.model.varlink import Call
 from sealnet.model.version import VERSION
 from sealnet.records import State
-from sealnet.worker.asked import SERVICE, Asked
+from sealnet.worker.asked import SERVICE, Asked, scarcity
 from sealnet.worker.bundles import Bundles
 from sealnet.worker.connection import Connection, Gone, close_all
 from sealnet.worker.feed import Feed
@@ -76,10 +75,11 @@ class Service:
     def adopted(self, run_ids: list[str]) -> None:
         """Runs of a worker before us. Those whose caller was to be there to the end wait for him a while."""
         for run_id in run_ids:
-            owner, note = self._runs.owner(run_id), self._runs.record(run_id).note
+            owner, record = self._runs.owner(run_id), self._runs.record(run_id)
+            note = record.note
             log("info", "adopted", run=run_id, uid=owner)
             self._shares.adopt(owner)
-            self._bundles.keep(run_id, note.get("evidence"))
+            self._bundles.keep(record, owner, note.get("evidence"))
             self._start(self._see_end(run_id, owner, self._runs.wait(run_id)))
             if note.get("tied"):
                 self._tied[run_id] = self._start(self._end_untied(run_id))
@@ -111,6 +111,9 @@ class Service:
         except (Gone, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - one caller's call is not to end the worker; it is told, and written down
+            if (scarce := scarcity(error)) is not None:
+                await asked.fail(scarce)
+                return
             log("error", "bug", method=call.method, uid=asked.peer.uid, error=repr(error), trace=traceback.format_exc()[-380:])
             await asked.fail(SealnetError("cannot answer: the worker has met an error of its own; its log has it"))
         finally:
@@ -235,7 +238,7 @@ class Service:
                 if bundle is not None:
                     self._bundles.drop(bundle)
             raise
-        self._bundles.keep(plan.run_id, bundle)
+        self._bundles.keep(started.record, peer.uid, bundle)
         log("info", "started", run=plan.run_id, uid=peer.uid, pid=peer.pid, confinement=started.record.confinement, command=plan.command)
         self._feed.tell(peer.uid, "started", plan.run_id, started.record.confinement)
         return started
@@ -255,8 +258,8 @@ class Service:
 
     async def _tell_end(self, asked: Asked, run_id: str, *, tied: bool) -> None:
         """Stay with a run to its end. A caller that goes away ends one that is `tied` to him."""
-        # Before anything is waited for: the id, and what is known by it, may be another's afterwards.
-        waiting, bundle = self._runs.wait(run_id), self._bundles.name_of(run_id)
+        # Before anything is waited for: the id may be another's afterwards.
+        waiting = self._runs.wait(run_id)
         gone = asyncio.ensure_future(asked.connection.gone.wait())
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -268,6 +271,7 @@ class Service:
         finally:
             for task in (waiting, gone):
                 task.cancel()
+        bundle = self._bundles.name_of(run_id, ended.started)
         if asked.call.more and bundle is not None:
             await self._tell_files(asked, self._bundles.parts(bundle))
         await asked.tell({"ended": _document(ended)})
@@ -284,7 +288,7 @@ class Service:
                 return False
             return True
 
-        self._bundles.prune(is_known)
+        self._bundles.prune(is_known, self._runs.has)
 
     async def _end_for_gone(self, run_id: str) -> None:
         """TERM, the grace time, then KILL: what `sealnet run` would do at a hang-up."""
@@ -346,8 +350,7 @@ class Service:
 
     async def _freeze(self, asked: Asked, _fds: list[int]) -> None:
         run_id = self._own_live(asked)
-        if (directory := self._runs.record(run_id).cgroup) is not None:
-            await self._shares.look(asked.peer.uid, partial(cgroup.freeze, Path(directory), frozen=asked.parameters["frozen"]))
+        await self._runs.freeze(run_id, frozen=asked.parameters["frozen"])
         await asked.tell({})
 
     async def _reap(self, asked: Asked, _fds: list[int]) -> None:
