@@ -60,6 +60,8 @@ class Asked:
 
 def scarcity(error: BaseException) -> CannotSeal | None:
     """What to tell of an error that means that the host has no more of something; None of any other."""
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return CannotSeal("cannot answer: no thread can be started", hint="the host is out of processes: try again later")
     if not isinstance(error, OSError) or error.errno not in _SCARCE:
         return None
     where = f" ({error.filename})" if error.filename else ""

@@ -249,9 +249,11 @@ class Runs:
                 # Nothing needs its thread any more; what dies with its parent dies with that.
                 inside, run.inside = run.inside, Visit(run.inside.fd)
                 inside.close()
-            # They stand in the record's receipt, and there are a thousand runs.
+            # They stand in the record's receipt, and there are a thousand runs, each of which may have been asked for in a megabyte.
             if evidence is None:
                 run.checks.clear()
+                run.plan = replace(run.plan, argv=run.plan.argv[:1], environment={})
+                run.spawned.args = ()
         except BaseException as error:
             try:
                 run.close()

@@ -173,16 +173,19 @@ class Service:
                     raise
                 self._start(self._see_end(started.run_id, asked.peer.uid, self._runs.wait(started.run_id)))
         close_all(fds)
-        # A run may live for long.
+        # A run may live for long. What is gathered of one has all that was asked, so that goes on to count.
+        if not asked.parameters.get("evidence"):
+            asked.connection.lighten()
         asked.parameters.clear()
-        asked.connection.lighten()
+        cwd_is_shared = prepared.plan.cwd_is_shared
+        del prepared
         told = {
             "run_id": started.run_id,
             "pid": started.record.pid,
             "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
             "receipt": started.receipt,
             "severed": started.record.why_severed,
-            "cwd_is_shared": prepared.plan.cwd_is_shared,
+            "cwd_is_shared": cwd_is_shared,
         }
         try:
             await asked.tell({"started": told}, continues=not detach)
