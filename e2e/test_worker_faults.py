@@ -27,7 +27,7 @@ __all__ = ["worker"]
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 # Runs that live beside what is done to a worker; a release is tried with 50.
-LIVE = 50 if os.environ.get("SEALNET_DAY") == "full" else 12
+LIVE = 50 if os.environ.get("SEALNET_DAY") == "full" else 8
 FORKER = 65528
 ENDLESS = ("sleep", "600")
 STORM = """
@@ -147,7 +147,7 @@ def test_a_process_of_the_workers_that_is_killed_again_and_again_takes_no_run_al
     killed = 0
 
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        waiting = [pool.submit(asked, worker, request(f"one-{number}", "sh", "-c", "exit 5", **given)) for number in range(36)]
+        waiting = [pool.submit(asked, worker, request(f"one-{number}", "sh", "-c", "exit 5", **given)) for number in range(24)]
         while not all(one.done() for one in waiting):
             for pid in helpers(worker, which):
                 with contextlib.suppress(ProcessLookupError):
@@ -181,6 +181,41 @@ def command(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return []
+
+
+def told_to_door(place: Path, *messages: bytes) -> bool:
+    """Whether a door takes root for its supervisor where it is met, and what that says for what it is."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.settimeout(10 * PATIENCE)
+        door.connect(str(place))
+        with contextlib.suppress(ConnectionError):
+            if not door.recv(65536):
+                return False
+            for message in messages:
+                door.send(message)
+                door.recv(65536)
+        return True
+
+
+@pytest.mark.tool("curl")
+def test_what_is_said_where_a_door_is_met_ends_no_run(worker: Worker) -> None:
+    worker.host.broker(8080)
+    lives = waits(worker, ALICE, "lives", "--broker", "tcp:127.0.0.1:8080")
+    place = next((worker.host.state / "doors").iterdir())
+    nonsense = (b"", b"\0", b"[" * 500, b"{}", b"[]", b'{"op": "serve"}', b'{"op": "stop", "run": 7}', b'{"op": "stop", "run": "nobody"}')
+
+    # It has a worker, and obeys nobody else.
+    assert not told_to_door(place, *nonsense)
+    worker.end(signal.SIGKILL)
+    for message in nonsense:
+        wait_for(lambda message=message: told_to_door(place, message), what="it is met")
+    worker.start()
+
+    assert worker.lines("event=adopted run=lives")
+    (worker.home(ALICE) / "go").touch()
+    assert lives.communicate(timeout=60 * PATIENCE)[0] == "/told"
+    assert lives.returncode == 6
+    assert worker.lines("event=bug") == []
 
 
 # What is full
@@ -475,13 +510,13 @@ def test_others_that_keep_the_kernels_network_lock_busy_make_it_slow_and_no_more
     others = [worker.host.spawn("unshare", "-n", "sh", "-c", loop, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            datas = [request(f"one-{number}", "sh", "-c", f"{ASKS} >/dev/null && exit 5", lease_port=8080) for number in range(16)]
+            datas = [request(f"one-{number}", "sh", "-c", f"{ASKS} >/dev/null && exit 5", lease_port=8080) for number in range(8)]
             told = list(pool.map(lambda data: asked(worker, data), datas))
     finally:
         for one in others:
             worker.host.stop(one)
 
-    assert [one["parameters"].get("ended", one)["status"] for one in told] == [5] * 16
+    assert [one["parameters"].get("ended", one)["status"] for one in told] == [5] * 8
     wait_for(lambda: is_idle(worker), what="nothing is left")
 
 
