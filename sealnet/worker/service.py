@@ -330,14 +330,13 @@ class Service:
     async def _inspect(self, asked: Asked, _fds: list[int]) -> None:
         record = self._recorded(asked)
         shown = await self._shares.look(asked.peer.uid, looking.inspect, self._state, record.run_id)
-        if shown["started"] != record.started:
-            # It has ended meanwhile, and this is another of its name.
-            raise _no_such(record.run_id)
+        self._require_still(asked, record)
         await asked.tell({"run": shown})
 
     async def _check(self, asked: Asked, _fds: list[int]) -> None:
         record = self._recorded(asked)
         result = await self._shares.look(asked.peer.uid, prove.again, self._runs.host, self._state, record)
+        self._require_still(asked, record)
         await asked.tell({"result": result})
 
     async def _kill(self, asked: Asked, _fds: list[int]) -> None:
@@ -391,8 +390,7 @@ class Service:
             raise NoSuchRun(f"cannot read the log of run {run_id}: it has none, for a {record.confinement} run has no proxy") from None
         tally, part = Tally(run_id), b""
         with file:
-            if self._recorded(asked).started != record.started:
-                raise _no_such(run_id)
+            self._require_still(asked, record)
             while True:
                 # Asked before the look: what has been written by its end is then seen by this look.
                 lives = self._state.directory(run_id).joinpath("record.json").exists()
@@ -471,6 +469,11 @@ class Service:
         if record.durable is None or not asked.peer.may_touch(record.durable["owner"]):
             raise _no_such(run_id)
         return record
+
+    def _require_still(self, asked: Asked, record: Record) -> None:
+        """What was just seen of a run is that one's only where it is there still: much is found by its name. Raises NoSuchRun."""
+        if self._recorded(asked).started != record.started:
+            raise _no_such(record.run_id)
 
     def _own_live(self, asked: Asked) -> str:
         """The same, of a run that is ours to signal. Raises UsageError for one of a plain `sealnet run`."""
