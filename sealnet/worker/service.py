@@ -79,7 +79,7 @@ class Service:
             note = record.note
             log("info", "adopted", run=run_id, uid=owner)
             self._shares.adopt(owner)
-            self._bundles.keep(record, owner, note.get("evidence"))
+            self._bundles.keep(record, note.get("evidence"))
             self._start(self._see_end(run_id, owner, self._runs.wait(run_id)))
             if note.get("tied"):
                 self._tied[run_id] = self._start(self._end_untied(run_id))
@@ -241,7 +241,7 @@ class Service:
                 if bundle is not None:
                     self._bundles.drop(bundle)
             raise
-        self._bundles.keep(started.record, peer.uid, bundle)
+        self._bundles.keep(started.record, bundle)
         log("info", "started", run=plan.run_id, uid=peer.uid, pid=peer.pid, confinement=started.record.confinement, command=plan.command)
         self._feed.tell(peer.uid, "started", plan.run_id, started.record.confinement)
         return started
@@ -291,7 +291,7 @@ class Service:
                 return False
             return True
 
-        self._bundles.prune(is_known, self._runs.has)
+        self._bundles.prune(is_known)
 
     async def _end_for_gone(self, run_id: str) -> None:
         """TERM, the grace time, then KILL: what `sealnet run` would do at a hang-up."""
