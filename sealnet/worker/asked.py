@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sealnet.errors import KINDS, CannotSeal, SealnetError
+from sealnet.errors import KINDS, SealnetError
 from sealnet.model import varlink
 from sealnet.model.calling import INTERFACE, Peer
 from sealnet.model.varlink import Call
@@ -15,8 +14,6 @@ from sealnet.worker.connection import Connection
 from sealnet.worker.log import log
 
 SERVICE = "org.varlink.service"
-# The host has no more of something, which is nobody's bug.
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +53,3 @@ class Asked:
                 "notes": list(getattr(error, "__notes__", [])),
             }
             await self.connection.send(varlink.render_error(f"{INTERFACE}.Failed", told))
-
-
-def scarcity(error: BaseException) -> CannotSeal | None:
-    """What to tell of an error that means that the host has no more of something; None of any other."""
-    if isinstance(error, RuntimeError) and "start new thread" in str(error):
-        return CannotSeal("cannot answer: no thread can be started", hint="the host is out of processes: try again later")
-    if not isinstance(error, OSError) or error.errno not in _SCARCE:
-        return None
-    where = f" ({error.filename})" if error.filename else ""
-    return CannotSeal(f"cannot answer: {error.strerror}{where}", hint="the host is out of it: try again later")

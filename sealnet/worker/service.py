@@ -27,13 +27,14 @@ from sealnet.model.record import Record
 from sealnet.model.varlink import Call
 from sealnet.model.version import VERSION
 from sealnet.records import State
-from sealnet.worker.asked import SERVICE, Asked, scarcity
+from sealnet.worker.asked import SERVICE, Asked
 from sealnet.worker.bundles import Bundles
 from sealnet.worker.connection import Connection, Gone, close_all
 from sealnet.worker.feed import Feed
 from sealnet.worker.log import log
 from sealnet.worker.prepare import Prepared, prepare
 from sealnet.worker.runs import Runs, Started
+from sealnet.worker.scarcity import scarcity
 from sealnet.worker.shares import Shares
 
 _URL = "https://varlink.org/"
