@@ -16,4 +16,4 @@ def scarcity(error: Exception) -> CannotSeal | None:
     if not isinstance(error, OSError) or error.errno not in _SCARCE:
         return None
     where = f" ({error.filename})" if error.filename else ""
-    return CannotSeal(f"cannot answer: {error.strerror}{where}", hint="the host is out of it: try again later")
+    return CannotSeal(f"cannot answer: {error.strerror}{where}", hint="look at the limits of the worker, and whether /run is full")
