@@ -72,3 +72,70 @@ def test_what_one_caller_says_at_once_keeps_nobody_from_anything(worker: Worker,
     assert {"fds": "say more at once", "brackets": "values", "text": "say more at once"}[what] in worker.log.read_text()
     wait_for(lambda: len(os.listdir(files)) < 100, what="nothing of it is kept")
     assert worker.call(ALICE, "run", "--", "true").returncode == 0
+
+
+# Runs that were each asked for in most of a megabyte, and live.
+LONG = """
+import os
+null, cwd = os.open("/dev/null", os.O_RDWR), os.open("/", os.O_PATH)
+words = [f"{number} " + "x" * 110 for number in range(8000)]
+for number in range(28):
+    argv = ["sh", "-c", "exec sleep 600", *words]
+    run = {"argv": argv, "cwd": "/", "environ": {"PATH": os.environ["PATH"]}, "options": {}, "detach": True}
+    with connect() as sock:
+        sock.settimeout(600)
+        data = json.dumps({"method": "io.sealnet.Worker.Run", "parameters": run}).encode() + bytes(1)
+        socket.send_fds(sock, [data[:1]], [null, null, null, cwd])
+        sock.sendall(data[1:])
+        told = b""
+        while not told.endswith(bytes(1)):
+            told += sock.recv(65536)
+    assert b"started" in told, told
+    if number in (7, 27):
+        print(number, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_what_a_run_was_asked_for_in_is_not_kept_as_long_as_it_lives(worker: Worker) -> None:
+    assert worker.process is not None
+    status = Path(f"/proc/{worker.process.pid}/status")
+    found_kb = []
+
+    with as_user(worker, ALICE, LONG) as long:
+        for last in ("7", "27"):
+            assert long.stdout.readline() == f"{last}\n"
+            found_kb.append(int(re.findall(r"VmRSS:\s+(\d+)", status.read_text())[0]))
+            long.stdin.write("\n")
+            long.stdin.flush()
+
+    # 20 of them came in 18 MB, and are 30 MB to Python.
+    assert found_kb[1] - found_kb[0] < 12_000
+    assert len(worker.lines("event=started")) == 28
+    assert worker.host.sealnet("reap", "--all").returncode == 0
+
+
+def test_a_run_is_halted_by_its_owner_and_by_nobody_else(worker: Worker) -> None:
+    done = worker.call(ALICE, "run", "--detach", "--run-id", "name", "--", "sleep", "600")
+    assert done.returncode == 0, done.stderr
+    frozen = Path(worker.host.record("name")["cgroup"]) / "cgroup.freeze"
+    script = """
+sock = connect()
+for state in (True, False):
+    call = {"method": "io.sealnet.Worker.Freeze", "parameters": {"run_id": "name", "frozen": state}}
+    sock.sendall(json.dumps(call).encode() + bytes(1))
+    print(sock.recv(1000).decode()[:-1], flush=True)
+    sys.stdin.readline()
+"""
+
+    told, states = [], []
+    for uid in (ALICE, BOB):
+        with as_user(worker, uid, script) as user:
+            for _ in range(2):
+                told.append("error" in user.stdout.readline())
+                states.append(frozen.read_text().strip())
+                user.stdin.write("\n")
+                user.stdin.flush()
+
+    assert told == [False, False, True, True]
+    assert states == ["1", "0", "0", "0"]

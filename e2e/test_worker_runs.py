@@ -337,10 +337,10 @@ def test_what_others_change_is_put_back_for_every_run(host: Host) -> None:
     in_worker(host, story)
 
 
-def test_a_run_that_is_gone_is_neither_killed_nor_signalled(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_gone_is_neither_killed_nor_signalled_nor_halted(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """By then its pids, and the number of its namespace, may be somebody else's."""
     touched: list[str] = []
-    for name in ("kill", "send_signal"):
+    for name in ("kill", "send_signal", "freeze"):
         real = getattr(Run, name)
         monkeypatch.setattr(
             Run,
@@ -360,6 +360,7 @@ def test_a_run_that_is_gone_is_neither_killed_nor_signalled(host: Host, monkeypa
         known = len(touched)
         assert known >= 2
         await live.kill()
+        await live.freeze(frozen=True)
         assert not live.signal(signal.SIGTERM)
         assert len(touched) == known
 

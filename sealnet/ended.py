@@ -7,6 +7,7 @@ import json
 import os
 import select
 import time
+import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -112,12 +113,6 @@ def read(state: State, run_id: str) -> Ended | None:
         return None
 
 
-def read_all(state: State) -> list[Ended]:
-    """The oldest first."""
-    found = [read(state, name.removesuffix(".json")) for name in _names(state)]
-    return sorted((end for end in found if end is not None), key=lambda end: end.at_s)
-
-
 def forget(state: State, run_id: str) -> None:
     (_directory(state) / f"{run_id}.json").unlink(missing_ok=True)
 
@@ -132,6 +127,25 @@ def _names(state: State) -> list[str]:
     return []
 
 
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """An end as a worker keeps it: a receipt that is unpacked takes ten times as much memory, and mostly nobody asks."""
+
+    owner: int
+    at_s: float
+    size_bytes: int
+    data: bytes
+
+    @classmethod
+    def of(cls, end: Ended) -> Self:
+        data = end.render()
+        return cls(end.owner, end.at_s, len(data), zlib.compress(data, 1))
+
+    @property
+    def end(self) -> Ended:
+        return Ended.from_json(json.loads(zlib.decompress(self.data)))
+
+
 class Kept:
     """The ends that one worker knows of, bounded: the last `MOST`, of `MOST_BYTES` together, for `FOR_S`.
 
@@ -140,33 +154,37 @@ class Kept:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._known: dict[str, Ended] = {}
-        self._sizes: dict[str, int] = {}
+        self._known: dict[str, _Packed] = {}
         self._of: Counter[int] = Counter()
 
     def read(self) -> None:
         """What others have left."""
-        for end in read_all(self._state):
-            self._put(end)
+        # One by one: unpacked, all of them together are larger than all else that a worker has.
+        found = [(end.run_id, _Packed.of(end)) for name in _names(self._state) if (end := read(self._state, name.removesuffix(".json")))]
+        for run_id, known in sorted(found, key=lambda one: one[1].at_s):
+            self._put(run_id, known)
         self._prune()
 
     def of(self, run_id: str) -> Ended | None:
+        return None if self.owner(run_id) is None else self._known[run_id].end
+
+    def owner(self, run_id: str) -> int | None:
+        """Whose run it was."""
         known = self._known.get(run_id)
-        return known if known is not None and now() - known.at_s <= FOR_S else None
+        return known.owner if known is not None and now() - known.at_s <= FOR_S else None
 
     def add(self, end: Ended) -> None:
         self._drop(end.run_id)
-        self._put(end)
+        self._put(end.run_id, _Packed.of(end))
         self._prune()
 
-    def _put(self, end: Ended) -> None:
-        size = self._sizes[end.run_id] = len(end.render())
-        self._known[end.run_id] = end
-        self._of[end.owner] += size
+    def _put(self, run_id: str, known: _Packed) -> None:
+        self._known[run_id] = known
+        self._of[known.owner] += known.size_bytes
 
     def _drop(self, run_id: str) -> None:
         if (known := self._known.pop(run_id, None)) is not None:
-            self._of[known.owner] -= self._sizes.pop(run_id)
+            self._of[known.owner] -= known.size_bytes
 
     def _prune(self) -> None:
         while self._known and now() - next(iter(self._known.values())).at_s > FOR_S:
@@ -174,7 +192,7 @@ class Kept:
         while len(self._known) > MOST or self._of.total() > MOST_BYTES:
             # Else a user who starts thousands would have the worker forget the others'.
             owner = max(self._of, key=self._of.__getitem__)
-            self._forget(next(run_id for run_id, end in self._known.items() if end.owner == owner))
+            self._forget(next(run_id for run_id, known in self._known.items() if known.owner == owner))
 
     def _forget(self, run_id: str) -> None:
         self._drop(run_id)

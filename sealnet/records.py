@@ -167,13 +167,16 @@ class State:
     def read(self, run_id: str) -> Record:
         """Raises NoSuchRun, also for one whose record cannot be read."""
         try:
-            return Record.from_json(json.loads((self.directory(run_id) / "record.json").read_text(encoding="utf-8")))
+            record = Record.from_json(json.loads((self.directory(run_id) / "record.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise NoSuchRun(f"cannot find run {run_id}: there is no record of it", hint="see the runs there are: sealnet ls") from None
         except PermissionError:
             raise NoSuchRun(f"cannot read run {run_id}: only root may", hint=f"sudo sealnet inspect {run_id}") from None
         except (ValueError, OSError) as e:
             raise NoSuchRun(f"cannot read the record of run {run_id}: {e}", hint=f"take it away: sealnet reap {run_id}") from e
+        if record.run_id != run_id:
+            raise NoSuchRun(f"cannot read the record of run {run_id}: it is of another", hint=f"take it away: sealnet reap {run_id}")
+        return record
 
     def neighbours(self, run_id: str) -> list[str]:
         """Gateways of other runs."""
@@ -405,7 +408,14 @@ def write(path: Path | str, data: bytes, *, exclusive: bool = False, directory: 
     """Write a whole file; other than an exclusive one it replaces the old one in one step. `path` is relative to `directory`."""
     target = os.fspath(path) if exclusive else os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.new")
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC) | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(target, flags, 0o600, dir_fd=directory), "wb") as file:
-        file.write(data)
-    if not exclusive:
-        os.replace(target, path, src_dir_fd=directory, dst_dir_fd=directory)
+    try:
+        with open(os.open(target, flags, 0o600, dir_fd=directory), "wb") as file:
+            file.write(data)
+        if not exclusive:
+            os.replace(target, path, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError as e:
+        # Nothing half written stays, but what somebody else has made (EEXIST) does.
+        if e.errno != errno.EEXIST:
+            with contextlib.suppress(OSError):
+                os.unlink(target, dir_fd=directory)
+        raise

@@ -40,7 +40,10 @@ def test_what_is_no_end_is_none(state: State, text: str) -> None:
     (state.path / "ended" / "run-2.json").write_text(text)
 
     assert ended.read(state, "run-2") is None
-    assert ended.read_all(state) == [END]
+    kept = Kept(state)
+    kept.read()
+    assert kept.of("run-1") == END
+    assert kept.of("run-2") is kept.owner("run-2") is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from sealnet.model import names
 _OWNER = "trusted.sealnet"
 _KILL = "cgroup.kill"
 _POLL_S = 0.002
+# What is said of a cgroup that somebody else removes: before one of its files is opened, and (kernfs) before that is read or written.
+_GONE = (errno.ENOENT, errno.ENODEV)
 
 
 def root() -> Path:
@@ -126,7 +128,9 @@ def pids(cgroup: Path) -> list[int]:
 def _populated(cgroup: Path) -> bool:
     try:
         return "populated 1" in (cgroup / "cgroup.events").read_text()
-    except FileNotFoundError:
+    except OSError as e:
+        if e.errno not in _GONE:
+            raise
         return False
 
 
@@ -138,8 +142,11 @@ def bound(cgroup: Path, *, depth: int, descendants: int) -> None:
 
 def freeze(cgroup: Path, *, frozen: bool) -> None:
     """Halt everything in it, or let it go on (cgroup.freeze, Linux 5.2)."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         _write(cgroup / "cgroup.freeze", "1" if frozen else "0")
+    except OSError as e:
+        if e.errno not in _GONE:
+            raise
 
 
 def kill(cgroup: Path, *, timeout_s: float = 10.0) -> None:
@@ -153,6 +160,10 @@ def kill(cgroup: Path, *, timeout_s: float = 10.0) -> None:
         except FileNotFoundError:
             # Before Linux 5.14: freeze, so that nobody forks meanwhile, kill each, thaw.
             _freeze_and_kill(cgroup)
+        except OSError as e:
+            # Somebody else has ended and removed it.
+            if e.errno not in _GONE:
+                raise
         settled = time.monotonic() + 1.0
         while _populated(cgroup):
             now = time.monotonic()

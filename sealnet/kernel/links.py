@@ -222,10 +222,16 @@ def _altnames(properties: bytes) -> Iterator[str]:
 
 
 def see_addresses(nl: Netlink, index: int) -> list[str]:
-    """`ADDRESS/LENGTH` of every IPv4 and IPv6 address of a link."""
+    """`ADDRESS/LENGTH` of every IPv4 and IPv6 address of a link; none of one that is gone."""
     seen = []
     # The kernel leaves out the addresses of other links (netlink.Netlink asks for strictness): a thousand runs have a thousand.
-    for datagram in nl.dump(Message(netlink.GETADDR, 0, struct.pack("=BBBBI", 0, 0, 0, 0, index), "list addresses")):
+    try:
+        datagrams = nl.dump(Message(netlink.GETADDR, 0, struct.pack("=BBBBI", 0, 0, 0, 0, index), "list addresses"))
+    except KernelRefused as error:
+        if error.errno == errno.ENODEV:
+            return []
+        raise
+    for datagram in datagrams:
         for kind, _flags, _sequence, body in netlink.messages(datagram):
             if kind != netlink.NEWADDR:
                 continue

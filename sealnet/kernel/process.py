@@ -82,7 +82,8 @@ def open_exactly(pid: int | None, start: int | None) -> int | None:
         return None
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):
+        # The latter is a number that is no pid: a record is damaged.
         return None
     # In this order: the descriptor names one process, and if the pid was another's when that was asked, it was so before.
     if start_time(pid) == start:

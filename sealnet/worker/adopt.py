@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sealnet.doors import Doorkeeper
+from sealnet.errors import CannotSeal
 from sealnet.kernel import netns, process
 from sealnet.kernel.host import Host
 from sealnet.kernel.netns import Visit
@@ -72,7 +73,9 @@ def adopt(host: Host, state: State, config: Config, claim: Claim, places: Callab
         undo.pop_all()
     for fd in (pidfd, init):
         os.close(fd)
-    claim.update(supervisor=os.getpid(), supervisor_start=process.start_time(os.getpid()) or 0)
+    # Who sees to it is for people to read: a run is not ended because that cannot be written (a full /run).
+    with contextlib.suppress(CannotSeal):
+        claim.update(supervisor=os.getpid(), supervisor_start=process.start_time(os.getpid()) or 0)
     return run
 
 

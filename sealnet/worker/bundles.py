@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sealnet.errors import CannotSeal, UsageError
 from sealnet.evidence import Evidence
 from sealnet.model.plan import Plan
+from sealnet.model.record import Record
 
 _PART = 1 << 18
 
@@ -18,7 +21,8 @@ class Bundles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._of: dict[str, str] = {}
+        # By run id: when that run began, and the name.
+        self._of: dict[str, tuple[float, str]] = {}
         self._making: set[str] = set()
 
     def new_name(self, run_id: str) -> str:
@@ -27,39 +31,44 @@ class Bundles:
         return name
 
     def make(self, name: str, plan: Plan) -> Evidence:
-        """Raises UsageError where it cannot be written."""
+        """Raises CannotSeal or OSError where it cannot be written."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        return Evidence(str(self._directory / name), "evidence", plan)
+        try:
+            return Evidence(str(self._directory / name), "evidence", plan)
+        except UsageError as error:
+            # The caller has not chosen where.
+            raise CannotSeal(f"cannot gather the evidence of run {plan.run_id}: {error.message}") from error
 
     def drop(self, name: str) -> None:
         """Nothing has come of it."""
         self._making.discard(name)
         shutil.rmtree(self._directory / name, ignore_errors=True)
 
-    def keep(self, run_id: str, name: str | None) -> None:
+    def keep(self, record: Record, name: str | None) -> None:
         """From now on a run has this one, or none."""
-        self._of.pop(run_id, None)
+        self._of.pop(record.run_id, None)
         if name is not None:
-            self._of[run_id] = name
+            self._of[record.run_id] = record.started, name
             self._making.discard(name)
 
-    def name_of(self, run_id: str) -> str | None:
-        """None where nothing is gathered of the run that has that id now."""
-        return self._of.get(run_id)
+    def name_of(self, run_id: str, started: float) -> str | None:
+        """None where nothing is gathered of that run, but maybe of another one that has had its id."""
+        began, name = self._of.get(run_id, (None, None))
+        return name if began == started else None
 
     def parts(self, name: str) -> Iterator[tuple[str, str]]:
-        """(file, part) of what has been gathered, off our own tmpfs."""
-        directory = self._directory / name
-        for file in sorted(directory.iterdir()) if directory.exists() else ():
-            with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
-                yield file.name, text.read(_PART)
-                while part := text.read(_PART):
-                    yield file.name, part
+        """(file, part) of what has been gathered, off our own tmpfs; less of it where it is dropped meanwhile."""
+        with contextlib.suppress(FileNotFoundError):
+            for file in sorted((self._directory / name).iterdir()):
+                with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+                    yield file.name, text.read(_PART)
+                    while part := text.read(_PART):
+                        yield file.name, part
 
     def prune(self, is_known: Callable[[str], bool]) -> None:
         """Evidence goes with the memory of its run."""
-        self._of = {run_id: name for run_id, name in self._of.items() if is_known(run_id)}
-        kept = {*self._of.values(), *self._making}
+        self._of = {run_id: one for run_id, one in self._of.items() if is_known(run_id)}
+        kept = {*(name for _started, name in self._of.values()), *self._making}
         for found in self._directory.iterdir() if self._directory.exists() else ():
             if found.name not in kept:
                 shutil.rmtree(found, ignore_errors=True)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from sealnet import ended as ends
@@ -81,6 +82,13 @@ class Live:
             # Once it is gone, the number of its namespace may be another's.
             if not self._is_gone:
                 await self._work(self.run.kill)
+
+    async def freeze(self, *, frozen: bool) -> None:
+        """Halt every process of it, or let them go on."""
+        async with self._one:
+            # Once it is gone, the name of its cgroup may be another's.
+            if not self._is_gone:
+                await self._look(partial(self.run.freeze, frozen=frozen))
 
     async def leave(self) -> None:
         """Let the run go on, for another worker. One that is about to end is seen to its end."""

@@ -33,6 +33,7 @@ from sealnet.records import State
 from sealnet.running import OWN, Run, Stdio, Streams, Ways
 from sealnet.worker.adopt import adopt
 from sealnet.worker.doorways import Doors, Shared
+from sealnet.worker.leftovers import Leftovers
 from sealnet.worker.live import Live, Terms
 from sealnet.worker.shared import SharedHost, SharedWatch
 
@@ -73,6 +74,7 @@ class Runs:
         self._lookers = ThreadPoolExecutor(_LOOKERS, "sealnet-looks")
         self._live: dict[str, Live] = {}
         self._kept = Kept(state)
+        self._left = Leftovers(self._take_away)
         self._doors = Doors(state, self._mind)
         self._door_fds: set[int] = set()
         # libnftables cannot live with as many descriptors as a thousand runs have, and a payload is not to inherit what they need.
@@ -100,9 +102,12 @@ class Runs:
             if run is not None and (durable := of(run.record)) is not None:
                 self._see_to(run, Terms(owner=durable.owner, durable=True, ends_at=durable.ends_at, grace_s=durable.grace_s))
         await self._work(self._doors.sweep)
-        with contextlib.suppress(CannotTearDown):
-            # Leftovers of others must not keep a worker from working; the next who reaps tries again.
+        try:
             await self._work(reap.reap_orphans, self._host, self._state)
+        except CannotTearDown:
+            # Leftovers of others must not keep a worker from working.
+            for run_id in await self._work(reap.orphans, self._host, self._state):
+                self._left.see_to(run_id)
         self._kept.read()
         return sorted(self._live)
 
@@ -136,6 +141,7 @@ class Runs:
         self._settling.cancel()
         if self._resting is not None:
             self._resting.cancel()
+        await self._left.close()
         for pool in (self._pool, self._lookers):
             await self._loop.run_in_executor(None, pool.shutdown)
         await self._loop.shutdown_default_executor()
@@ -192,6 +198,9 @@ class Runs:
     ) -> Started:
         try:
             run = await self._work(start, plan, own.streams, _durable(plan, owner) if durable else None, checkpoint)
+        except BaseException:
+            self._see_to_rest(plan.run_id)
+            raise
         finally:
             own.close()
         begun = of(run.record)
@@ -240,9 +249,11 @@ class Runs:
                 # Nothing needs its thread any more; what dies with its parent dies with that.
                 inside, run.inside = run.inside, Visit(run.inside.fd)
                 inside.close()
-            # They stand in the record's receipt, and there are a thousand runs.
+            # They stand in the record's receipt, and there are a thousand runs, each of which may have been asked for in a megabyte.
             if evidence is None:
                 run.checks.clear()
+                run.plan = replace(run.plan, argv=run.plan.argv[:1], environment={})
+                run.spawned.args = ()
         except BaseException as error:
             try:
                 run.close()
@@ -302,10 +313,14 @@ class Runs:
         """End every process of the run. Raises NoSuchRun; CannotTearDown when they do not end."""
         await self._of(run_id).kill()
 
+    async def freeze(self, run_id: str, *, frozen: bool) -> None:
+        """Halt every process of the run, or let them go on. Raises NoSuchRun."""
+        await self._of(run_id).freeze(frozen=frozen)
+
     def owner(self, run_id: str) -> int:
         """Raises NoSuchRun."""
-        known = None if run_id in self._live else self._kept.of(run_id)
-        return self._of(run_id).terms.owner if known is None else known.owner
+        known = None if run_id in self._live else self._kept.owner(run_id)
+        return self._of(run_id).terms.owner if known is None else known
 
     def has(self, run_id: str) -> bool:
         """Whether it lives."""
@@ -332,8 +347,18 @@ class Runs:
 
     def _forget(self, live: Live, _task: asyncio.Task[None]) -> None:
         del self._live[live.run.run_id]
-        if not live.ended.cancelled() and live.ended.exception() is None:
-            self._kept.add(live.ended.result())
+        if not live.ended.cancelled():
+            if live.ended.exception() is None:
+                self._kept.add(live.ended.result())
+            self._see_to_rest(live.run.run_id)
+
+    def _see_to_rest(self, run_id: str) -> None:
+        """Whatever is left of a run has its record, which goes last."""
+        if self._state.directory(run_id).exists() and not reap.is_kept(self._state, run_id):
+            self._left.see_to(run_id)
+
+    def _take_away(self, run_id: str) -> Awaitable[bool]:
+        return self._work(partial(reap.teardown, self._host, self._state, run_id, unless=partial(reap.is_kept, self._state, run_id)))
 
     # Threads and notifications
 

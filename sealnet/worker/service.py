@@ -17,7 +17,6 @@ from sealnet import doctor, looking, probe, prove, reap
 from sealnet.doors import LOG
 from sealnet.ended import Ended
 from sealnet.errors import CannotSeal, CannotTearDown, NoSuchRun, SealnetError, TooMany, UsageError
-from sealnet.kernel import cgroup
 from sealnet.kernel.planted import open_plain
 from sealnet.model import calling, idl, names
 from sealnet.model.config import Config
@@ -35,6 +34,7 @@ from sealnet.worker.feed import Feed
 from sealnet.worker.log import log
 from sealnet.worker.prepare import Prepared, prepare
 from sealnet.worker.runs import Runs, Started
+from sealnet.worker.scarcity import scarcity
 from sealnet.worker.shares import Shares
 
 _URL = "https://varlink.org/"
@@ -76,10 +76,11 @@ class Service:
     def adopted(self, run_ids: list[str]) -> None:
         """Runs of a worker before us. Those whose caller was to be there to the end wait for him a while."""
         for run_id in run_ids:
-            owner, note = self._runs.owner(run_id), self._runs.record(run_id).note
+            owner, record = self._runs.owner(run_id), self._runs.record(run_id)
+            note = record.note
             log("info", "adopted", run=run_id, uid=owner)
             self._shares.adopt(owner)
-            self._bundles.keep(run_id, note.get("evidence"))
+            self._bundles.keep(record, note.get("evidence"))
             self._start(self._see_end(run_id, owner, self._runs.wait(run_id)))
             if note.get("tied"):
                 self._tied[run_id] = self._start(self._end_untied(run_id))
@@ -111,6 +112,9 @@ class Service:
         except (Gone, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001 - one caller's call is not to end the worker; it is told, and written down
+            if (scarce := scarcity(error)) is not None:
+                await asked.fail(scarce)
+                return
             log("error", "bug", method=call.method, uid=asked.peer.uid, error=repr(error), trace=traceback.format_exc()[-380:])
             await asked.fail(SealnetError("cannot answer: the worker has met an error of its own; its log has it"))
         finally:
@@ -170,16 +174,19 @@ class Service:
                     raise
                 self._start(self._see_end(started.run_id, asked.peer.uid, self._runs.wait(started.run_id)))
         close_all(fds)
-        # A run may live for long.
+        # A run may live for long. What is gathered of one has all that was asked, so that goes on to count.
+        if not asked.parameters.get("evidence"):
+            asked.connection.lighten()
         asked.parameters.clear()
-        asked.connection.lighten()
+        cwd_is_shared = prepared.plan.cwd_is_shared
+        del prepared
         told = {
             "run_id": started.run_id,
             "pid": started.record.pid,
             "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
             "receipt": started.receipt,
             "severed": started.record.why_severed,
-            "cwd_is_shared": prepared.plan.cwd_is_shared,
+            "cwd_is_shared": cwd_is_shared,
         }
         try:
             await asked.tell({"started": told}, continues=not detach)
@@ -235,7 +242,7 @@ class Service:
                 if bundle is not None:
                     self._bundles.drop(bundle)
             raise
-        self._bundles.keep(plan.run_id, bundle)
+        self._bundles.keep(started.record, bundle)
         log("info", "started", run=plan.run_id, uid=peer.uid, pid=peer.pid, confinement=started.record.confinement, command=plan.command)
         self._feed.tell(peer.uid, "started", plan.run_id, started.record.confinement)
         return started
@@ -255,8 +262,8 @@ class Service:
 
     async def _tell_end(self, asked: Asked, run_id: str, *, tied: bool) -> None:
         """Stay with a run to its end. A caller that goes away ends one that is `tied` to him."""
-        # Before anything is waited for: the id, and what is known by it, may be another's afterwards.
-        waiting, bundle = self._runs.wait(run_id), self._bundles.name_of(run_id)
+        # Before anything is waited for: the id may be another's afterwards.
+        waiting = self._runs.wait(run_id)
         gone = asyncio.ensure_future(asked.connection.gone.wait())
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -268,6 +275,7 @@ class Service:
         finally:
             for task in (waiting, gone):
                 task.cancel()
+        bundle = self._bundles.name_of(run_id, ended.started)
         if asked.call.more and bundle is not None:
             await self._tell_files(asked, self._bundles.parts(bundle))
         await asked.tell({"ended": _document(ended)})
@@ -323,14 +331,13 @@ class Service:
     async def _inspect(self, asked: Asked, _fds: list[int]) -> None:
         record = self._recorded(asked)
         shown = await self._shares.look(asked.peer.uid, looking.inspect, self._state, record.run_id)
-        if shown["started"] != record.started:
-            # It has ended meanwhile, and this is another of its name.
-            raise _no_such(record.run_id)
+        self._require_still(asked, record)
         await asked.tell({"run": shown})
 
     async def _check(self, asked: Asked, _fds: list[int]) -> None:
         record = self._recorded(asked)
         result = await self._shares.look(asked.peer.uid, prove.again, self._runs.host, self._state, record)
+        self._require_still(asked, record)
         await asked.tell({"result": result})
 
     async def _kill(self, asked: Asked, _fds: list[int]) -> None:
@@ -346,8 +353,7 @@ class Service:
 
     async def _freeze(self, asked: Asked, _fds: list[int]) -> None:
         run_id = self._own_live(asked)
-        if (directory := self._runs.record(run_id).cgroup) is not None:
-            await self._shares.look(asked.peer.uid, partial(cgroup.freeze, Path(directory), frozen=asked.parameters["frozen"]))
+        await self._runs.freeze(run_id, frozen=asked.parameters["frozen"])
         await asked.tell({})
 
     async def _reap(self, asked: Asked, _fds: list[int]) -> None:
@@ -385,8 +391,7 @@ class Service:
             raise NoSuchRun(f"cannot read the log of run {run_id}: it has none, for a {record.confinement} run has no proxy") from None
         tally, part = Tally(run_id), b""
         with file:
-            if self._recorded(asked).started != record.started:
-                raise _no_such(run_id)
+            self._require_still(asked, record)
             while True:
                 # Asked before the look: what has been written by its end is then seen by this look.
                 lives = self._state.directory(run_id).joinpath("record.json").exists()
@@ -465,6 +470,11 @@ class Service:
         if record.durable is None or not asked.peer.may_touch(record.durable["owner"]):
             raise _no_such(run_id)
         return record
+
+    def _require_still(self, asked: Asked, record: Record) -> None:
+        """What was just seen of a run is that one's only where it is there still: much is found by its name. Raises NoSuchRun."""
+        if self._recorded(asked).started != record.started:
+            raise _no_such(record.run_id)
 
     def _own_live(self, asked: Asked) -> str:
         """The same, of a run that is ours to signal. Raises UsageError for one of a plain `sealnet run`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,3 +52,22 @@ def test_what_is_frozen_goes_on_and_one_that_is_gone_is_no_error(made: Path) -> 
     cgroup.freeze(made, frozen=False)
     assert (made / "cgroup.freeze").read_text().strip() == "0"
     cgroup.freeze(made / "no-such", frozen=True)
+
+
+def test_one_that_somebody_else_removes_meanwhile_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cgroup.add("removed-meanwhile", "a test's own")
+    opened = os.open(made / "cgroup.events", os.O_RDONLY)
+    cgroup.remove(made)
+    # What the kernel says to who has opened the file before, and reads it now.
+    with pytest.raises(OSError, match="No such device") as said:
+        os.read(opened, 100)
+    os.close(opened)
+
+    def gone(*_arguments: object, **_options: object) -> str:
+        raise OSError(said.value.errno, "No such device")
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    monkeypatch.setattr(cgroup, "_write", gone)
+    monkeypatch.setattr(Path, "exists", lambda _path: True)
+    cgroup.kill(made)
+    cgroup.freeze(made, frozen=True)

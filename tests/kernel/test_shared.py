@@ -103,3 +103,17 @@ def test_many_who_delete_at_once_find_their_links_gone(
     assert max(together) == len(found)
     assert len(together) == 1 or refuses
     assert there(host) == before
+
+
+def test_a_link_that_is_gone_has_no_address(host: Host) -> None:
+    """Who looks at all links one by one finds some of them gone: other runs end meanwhile."""
+    [(index, name)] = add(host, "gone0")
+    host.run("ip", "addr", "add", "192.0.2.1/24", "dev", name)
+
+    with Netlink() as nl:
+        before = links.see_addresses(nl, index)
+        host.run("ip", "link", "del", name)
+        after = links.see_addresses(nl, index)
+
+    assert before == ["192.0.2.1/24"]
+    assert after == []
