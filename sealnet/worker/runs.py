@@ -34,6 +34,7 @@ from sealnet.running import OWN, Run, Stdio, Streams, Ways
 from sealnet.worker.adopt import adopt
 from sealnet.worker.doorways import Doors, Shared
 from sealnet.worker.live import Live, Terms
+from sealnet.worker.metrics import Metrics
 from sealnet.worker.shared import SharedHost, SharedWatch
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Runs:
     def __init__(self, state: State, config: Config) -> None:
         """`state` is prepared."""
         self._state, self._config = state, config
+        self.metrics = Metrics()
         self._durably = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
         self._host = SharedHost(state.path, state.tag)
         self._watch = SharedWatch(self._tell)
@@ -80,6 +82,16 @@ class Runs:
         self._fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._launching: set[asyncio.Task[Started]] = set()
         self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def launching(self) -> int:
+        """How many are being set up."""
+        return len(self._launching)
+
+    @property
+    def helper_starts(self) -> int:
+        """Of the process that talks to nftables."""
+        return self._nft.starts
 
     @property
     def host(self) -> SharedHost:
@@ -333,7 +345,10 @@ class Runs:
     def _forget(self, live: Live, _task: asyncio.Task[None]) -> None:
         del self._live[live.run.run_id]
         if not live.ended.cancelled() and live.ended.exception() is None:
-            self._kept.add(live.ended.result())
+            end, counted = live.ended.result(), live.run.counted or {}
+            self._kept.add(end)
+            denied, is_left = counted.get("denied", 0), end.fault is not None
+            self.metrics.end(live.run.record, tried=end.tried, denied=denied, took_s=live.took_s, is_left=is_left)
 
     # Threads and notifications
 
@@ -359,6 +374,7 @@ class Runs:
 
     def _door_ended(self, fd: int, door: Shared) -> None:
         self._unmind(fd)
+        self.metrics.doors_lost += bool(door.runs)
         for run_id in tuple(door.runs):
             self._tell(run_id)
 
