@@ -16,9 +16,8 @@ from sealnet.model.egressfold import Tally
 from sealnet.model.record import Record, seal_of
 from sealnet.records import State
 
-
 # Of a run whose record cannot be read: the same keys, so that whoever reads a listing need not ask for each.
-_NOTHING = {
+_NOTHING: dict[str, Any] = {
     "schema": None,
     **dict.fromkeys(item.name for item in fields(Record)),
     "confinement": "-",

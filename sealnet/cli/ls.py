@@ -20,8 +20,8 @@ _DEFAULT = "started"
 def command(ctx: click.Context, key: str | None, reverse: bool, as_json: bool) -> int:
     """List the runs on this host, oldest first; for who is not root, its own runs of the worker's.
 
-    `orphaned` is one whose supervisor is gone: `sealnet reap --orphans` takes it away. A run whose record cannot be read is `unreadable`, and
-    in JSON most of it null.
+    `orphaned` is one whose supervisor is gone: `sealnet reap --orphans` takes it away. One whose record cannot be read is `unreadable`, and
+    in JSON most of it is null.
 
     \b
     Examples:

@@ -18,10 +18,10 @@ from sealnet.cli.views import View
 from sealnet.errors import SealnetError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
+    from rich.text import Text
 
 _HEAD = ("RUN", "STATE", "CONFINEMENT", "LEASE", "USER", "AGE", "CPU", "MEMORY", "EVENTS", "COMMAND")
-_RIGHT = ("AGE", "CPU", "MEMORY", "EVENTS")
 # The biggest first, for these are what one looks for.
 _BIGGEST = ("cpu", "memory", "events")
 _DEFAULT, _INTERVAL_S = "cpu", 2.0
@@ -38,7 +38,7 @@ class _Looks:
         self._before: dict[tuple[str, float], tuple[float, float]] = {}
 
     def look(self) -> list[dict[str, Any]]:
-        """The views, in order, with `cpu` (1.0 is a whole processor), `memory` (bytes), each None where that cannot be seen, and `events`."""
+        """The views, in order, with `cpu` (1.0 is a whole processor) and `memory` (bytes), None where it cannot be seen, and `events`."""
         shown, now = [], time.time()
         before, self._before = self._before, {}
         for view in views.found():
@@ -63,8 +63,9 @@ class _Looks:
 def command(ctx: click.Context, interval: float | None, only_once: bool, key: str | None, reverse: bool) -> int:
     """Show the runs on this host and go on doing so until ^C; who is not root sees its own runs of the worker's.
 
-    CPU is of one processor, since the look before (or since the run began); MEMORY where the host counts it for each cgroup; EVENTS is how
-    often somebody has changed the run's seal, see `sealnet inspect RUN`. Where standard output is no terminal, each look is printed as a table.
+    CPU is of one processor, since the look before, or since the run began. MEMORY is known where the host counts it for each cgroup. EVENTS
+    is how often somebody has changed the run's seal, see `sealnet inspect RUN`. Where standard output is no terminal, each look is printed
+    below the one before.
     """
     if wants_json(ctx, False):
         raise UsageError("cannot show that as JSON: it has no end", hint="sealnet ls --json")
@@ -114,26 +115,25 @@ def _end(signum: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
-def _screen(console: Console, looks: _Looks) -> RenderableType:
+def _screen(console: Console, looks: _Looks) -> Text:
     """What has room on it. A look that fails is told; the next may do better (a worker that is restarted)."""
-    from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
+
+    def line(text: str, style: str = "") -> Text:
+        # Text, not markup: what stands in it is a payload's to choose. Cut by how wide it is shown, which is not how long it is.
+        return Text(clean(text), style, no_wrap=True, overflow="crop", end="")
 
     try:
         shown = looks.look()
     except SealnetError as error:
-        return Text(clean(f"sealnet: {error.message}"))
+        return line(f"sealnet: {error.message}")
     room = max(1, console.height - _OTHER_LINES)
-    table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
-    for name in _HEAD:
-        side = "right" if name in _RIGHT else "left"
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=side, ratio=1 if name == _HEAD[-1] else None)  # type: ignore[arg-type]
-    for view in shown[:room]:
-        # Text, not markup: what stands in it is a payload's to choose.
-        table.add_row(*(Text(clean(cell)) for cell in _row(view)), style="red" if view["state"] in ("orphaned", "unreadable") else "")
-    more = [Text(f"and {len(shown) - room} more")] if len(shown) > room else []
-    return Group(Text(_summary(shown)), table, *more)
+    head, *rows = aligned(_HEAD, [_row(view) for view in shown[:room]], width=console.width)
+    styles = ["red" if view["state"] in ("orphaned", "unreadable") else "" for view in shown]
+    lines = [line(_summary(shown)), line(head, "bold"), *map(line, rows, styles)]
+    if len(shown) > room:
+        lines.append(line(f"and {len(shown) - room} more"))
+    return Text("\n").join(lines)
 
 
 def _summary(shown: Sequence[View]) -> str:
