@@ -65,6 +65,17 @@ def test_prometheus_reads_every_line_of_it() -> None:
     assert all(re.fullmatch("(sealnet|process)_[a-z_]+", name) for name in found)
 
 
+def test_the_page_tells_of_every_metric() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs/operations.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    cells = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {(name, kind.strip()) for first, kind, *_ in cells for name in re.findall(r"`([a-z_]+)", first)}
+
+    found = set(re.findall("^# TYPE ([a-z_]+) ([a-z]+)$", Metrics().render(now()), re.MULTILINE))
+
+    assert len(found) > 15
+    assert told == found
+
+
 def test_what_has_happened_is_counted() -> None:
     counted = Metrics()
     counted.launch("sealed", 0.02)

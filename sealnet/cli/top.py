@@ -120,8 +120,8 @@ def _screen(console: Console, looks: _Looks) -> Text:
     from rich.text import Text
 
     def line(text: str, style: str = "") -> Text:
-        # Text, not markup: what stands in it is a payload's to choose. Cut by how wide it is shown, which is not how long it is.
-        return Text(clean(text), style, no_wrap=True, overflow="crop", end="")
+        # Text, not markup: what stands in it is a payload's to choose.
+        return Text(clean(text), style)
 
     try:
         shown = looks.look()
@@ -133,7 +133,8 @@ def _screen(console: Console, looks: _Looks) -> Text:
     lines = [line(_summary(shown)), line(head, "bold"), *map(line, rows, styles)]
     if len(shown) > room:
         lines.append(line(f"and {len(shown) - room} more"))
-    return Text("\n").join(lines)
+    # Cut by how wide a line is shown, which is not how long it is.
+    return Text("\n", no_wrap=True, overflow="crop", end="").join(lines)
 
 
 def _summary(shown: Sequence[View]) -> str:
