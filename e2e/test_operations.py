@@ -70,6 +70,10 @@ def test_the_metrics_tell_what_happens(told: Worker) -> None:
     assert value("sealnet_denied_packets_total") == 0
     assert value("sealnet_helper_restarts_total", helper="nft") == 0
 
+    proxied = told.call(ALICE, "run", "--allow", "a.test", "--no-preflight", "--", "curl", "-sm", "20", "http://denied.test/")
+    assert "denied" in proxied.stdout
+    assert value("sealnet_denied_requests_total") == 1
+
     told.host.run("nft", "delete", "table", "inet", "sealnet")
     wait_for(lambda: value("sealnet_tamper_events_total", event="gate-restored") == 1, what="that the gate was lost is counted")
     children = Path(f"/proc/{told.process.pid}/task/{told.process.pid}/children").read_text().split()  # type: ignore[union-attr]
@@ -85,8 +89,8 @@ def test_the_metrics_tell_what_happens(told: Worker) -> None:
     assert value("sealnet_leases") == value("sealnet_subnets_reserved") == 0
     assert value("sealnet_denied_packets_total") >= 1
     assert value("sealnet_tamper_events_total", event="gate-restored") == 1
-    assert value("sealnet_teardown_seconds_count") == 2
-    assert value("sealnet_log_lines_total", level="info", event="started") == 2
+    assert value("sealnet_teardown_seconds_count") == 3
+    assert value("sealnet_log_lines_total", level="info", event="started") == 3
     assert "alice" not in (text := ask())
     assert "counted" not in text
 

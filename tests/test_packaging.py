@@ -74,12 +74,7 @@ def test_each_command_is_completed_and_what_an_option_takes(shell: str) -> None:
         asked = {"_SEALNET_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
         asked |= {"COMP_CWORD": words[-1]} if shell == "fish" else {}
         argv = (sys.executable, "-m", "sealnet")
-        # What these print is read by a script that click writes for the shell.
-        program = "import sys; sys.argv[0] = 'sealnet'; from sealnet.__main__ import main; main()"
-        done = subprocess.run(
-            (*argv[:1], "-c", program), env={**os.environ, **asked}, capture_output=True, text=True, check=False, cwd=ROOT
-        )
-        return done.stdout
+        return subprocess.run(argv, env={**os.environ, **asked}, capture_output=True, text=True, check=False, cwd=ROOT).stdout
 
     def word(name: str) -> re.Pattern[str]:
         return re.compile(rf"^(plain[,\t])?{re.escape(name)}\b", re.MULTILINE)

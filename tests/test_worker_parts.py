@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sealnet.errors import NotPermitted, UsageError
 from sealnet.kernel import process
 from sealnet.model.calling import Peer
-from sealnet.worker import notify, prepare
+from sealnet.worker import bundles, notify, prepare
 from sealnet.worker.log import line
 from sealnet.worker.notify import Notifier
 
@@ -190,3 +190,39 @@ def test_the_habits_of_another_process_are_told() -> None:
 
     assert found == (0o027, (77, 99))
     assert (taken[0], taken[1][7]) == found
+
+
+def test_who_keeps_the_most_evidence_loses_his_oldest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "_MOST_BYTES", 1000)
+    kept = bundles.Bundles(tmp_path)
+
+    def end(run_id: str, owner: int, size: int) -> None:
+        name = kept.new_name(run_id)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log").write_bytes(bytes(size))
+        kept.keep(run_id, name)
+        kept.end(run_id, owner)
+
+    def left() -> list[str]:
+        return sorted(path.name.partition(".")[0] for path in tmp_path.iterdir())
+
+    end("alice-1", 1, 300)
+    for number in range(1, 4):
+        end(f"bob-{number}", 2, 200)
+    assert left() == ["alice-1", "bob-1", "bob-2", "bob-3"]
+    end("alice-2", 1, 350)
+    assert left() == ["alice-2", "bob-1", "bob-2", "bob-3"]
+    end("bob-4", 2, 200)
+    assert left() == ["alice-2", "bob-2", "bob-3", "bob-4"]
+    # The one that has just ended may be being read.
+    end("carol", 3, 2000)
+    assert left() == ["alice-2", "bob-2", "bob-3", "bob-4", "carol"]
+    end("dave", 4, 1)
+    assert left() == ["alice-2", "bob-2", "bob-3", "bob-4", "dave"]
+    assert kept.name_of("carol") is None
+    assert kept.name_of("alice-1") is None
+    assert [*kept.parts(kept.name_of("dave") or "")] == [("log", "\0")]
+    # What is forgotten with its run counts no more.
+    kept.prune(lambda run_id: run_id == "dave")
+    end("erin", 5, 999)
+    assert left() == ["dave", "erin"]

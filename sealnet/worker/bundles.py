@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from sealnet.evidence import Evidence
 from sealnet.model.plan import Plan
 
 _PART = 1 << 18
+# Of all that is kept of ended runs: it lies on a tmpfs of the host's. One has 64 MiB at most, the log of a door.
+_MOST_BYTES = 256 << 20
 
 
 class Bundles:
@@ -20,6 +23,8 @@ class Bundles:
         self._directory = directory
         self._of: dict[str, str] = {}
         self._making: set[str] = set()
+        # Of runs that have ended, the oldest first: whose, and how many bytes.
+        self._ended: dict[str, tuple[int, int]] = {}
 
     def new_name(self, run_id: str) -> str:
         name = f"{run_id}.{secrets.token_hex(8)}"
@@ -43,6 +48,26 @@ class Bundles:
             self._of[run_id] = name
             self._making.discard(name)
 
+    def end(self, run_id: str, owner: int) -> None:
+        """Its run has ended, so it is whole. Where all are too many, the oldest of whoever has most goes."""
+        newest = self._of.get(run_id)
+        if newest is None:
+            return
+        directory = self._directory / newest
+        self._ended[newest] = owner, sum(file.stat().st_size for file in directory.iterdir()) if directory.exists() else 0
+        while sum(size for _owner, size in self._ended.values()) > _MOST_BYTES:
+            sizes: Counter[int] = Counter()
+            for uid, size in self._ended.values():
+                sizes[uid] += size
+            most = sizes.most_common(1)[0][0]
+            oldest = next(name for name, (uid, _size) in self._ended.items() if uid == most)
+            if oldest == newest:
+                # Somebody may be reading it, and there is no more than one of such a size.
+                return
+            self._of = {run: name for run, name in self._of.items() if name != oldest}
+            del self._ended[oldest]
+            self.drop(oldest)
+
     def name_of(self, run_id: str) -> str | None:
         """None where nothing is gathered of the run that has that id now."""
         return self._of.get(run_id)
@@ -60,6 +85,7 @@ class Bundles:
         """Evidence goes with the memory of its run."""
         self._of = {run_id: name for run_id, name in self._of.items() if is_known(run_id)}
         kept = {*self._of.values(), *self._making}
+        self._ended = {name: known for name, known in self._ended.items() if name in kept}
         for found in self._directory.iterdir() if self._directory.exists() else ():
             if found.name not in kept:
                 shutil.rmtree(found, ignore_errors=True)

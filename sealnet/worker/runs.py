@@ -71,6 +71,8 @@ class Runs:
         self._watch = SharedWatch(self._tell)
         self._resting: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "sealnet-runs")
+        # Launches may wait long for somebody's broker; what ends does not wait behind them.
+        self._enders = ThreadPoolExecutor(_THREADS, "sealnet-ends")
         # A burst of launches must not keep those that live from being looked at.
         self._lookers = ThreadPoolExecutor(_LOOKERS, "sealnet-looks")
         self._live: dict[str, Live] = {}
@@ -148,7 +150,7 @@ class Runs:
         self._settling.cancel()
         if self._resting is not None:
             self._resting.cancel()
-        for pool in (self._pool, self._lookers):
+        for pool in (self._pool, self._enders, self._lookers):
             await self._loop.run_in_executor(None, pool.shutdown)
         await self._loop.shutdown_default_executor()
         for fd in list(self._door_fds):
@@ -276,7 +278,7 @@ class Runs:
             time.sleep(_TOLD_S)
 
     def _see_to(self, run: Run, terms: Terms) -> None:
-        live = Live(run, terms, look=self._look, work=self._work, keep=self._keep)
+        live = Live(run, terms, look=self._look, work=self._end, keep=self._keep)
         self._live[run.run_id] = live
         live.task.add_done_callback(partial(self._forget, live))
 
@@ -354,6 +356,9 @@ class Runs:
 
     def _work(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]:
         return self._loop.run_in_executor(self._pool, function, *arguments)
+
+    def _end(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]:
+        return self._loop.run_in_executor(self._enders, function, *arguments)
 
     def _look(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]:
         return self._loop.run_in_executor(self._lookers, function, *arguments)

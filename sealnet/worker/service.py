@@ -263,6 +263,7 @@ class Service:
         level = "info" if ended.fault is None else "error"
         log(level, "ended", run=run_id, uid=owner, status=ended.status, killed=ended.killed, fault=ended.fault)
         self._feed.tell(owner, "ended", run_id, str(ended.status))
+        self._bundles.end(run_id, owner)
         self._prune()
 
     async def _tell_end(self, asked: Asked, run_id: str, *, tied: bool) -> None:
