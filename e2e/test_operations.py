@@ -143,10 +143,12 @@ def test_who_is_not_root_asks_the_worker_whether_this_host_can_seal(worker: Work
     document, by_root = json.loads(asked.stdout), json.loads(roots.stdout)
     assert (asked.returncode, document["can_seal"], document["probe"]["reason"]) == (0, True, None)
     assert document.keys() == by_root.keys()
+    assert [row["name"] for row in document["rows"] if row["status"] == "fail"] == []
     assert (people.returncode, people.stdout.splitlines()[-1][:19]) == (0, "this host can seal:")
     assert (roots.returncode, by_root["can_seal"]) == (0, True)
     assert [step["step"] for step in by_root["probe"]["steps"]][-1] == "remove"
     assert (alone.returncode, json.loads(alone.stdout)["can_seal"]) == (1, False)
+    assert "privileges" in [row["name"] for row in json.loads(alone.stdout)["rows"] if row["status"] == "fail"]
     worker.start()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -60,9 +60,9 @@ class Report:
 def examine(state: State, *, lease_port: int | None = None, tried: CanSeal | None = None) -> Report:
     """Look first, for the seal puts up the gate. Whatever cannot be looked at is told as a row, not raised.
 
-    `tried` is what somebody else's attempt has answered: none is made then.
+    `tried` is what the worker's attempt has answered: none is made then.
     """
-    facts = _facts(state)
+    facts = replace(_facts(state), has_worker=tried is not None)
     can = probe.attempt(lambda: _ready(state), lease_port) if tried is None else tried
     let_in = True if can.ok or can.step in _LATER else False if can.step == "prove" else None
     rows = (*requirements(facts), *interference(facts, let_in=let_in))
