@@ -89,7 +89,7 @@ class Metrics:
     def end(self, record: Record, *, tried: Iterable[tuple[str, str, int, int]], denied: int, took_s: float, is_left: bool) -> None:
         """A run was taken away within `took_s`, or something of it `is_left`. `tried` as `Ended` has it; `denied` by its proxy."""
         self.ended[record.confinement] += 1
-        self.events += _events(record)
+        self.events.update(_event_kinds(record))
         self.teardown.add(took_s)
         self.denied_packets += sum(packets for _address, _protocol, _port, packets in tried)
         self.denied_requests += denied
@@ -99,7 +99,9 @@ class Metrics:
         """The whole exposition."""
         records = tuple(now.records)
         live = Counter((record.state if record.state in _STATES else _STATES[0], record.confinement) for record in records)
-        events = sum(map(_events, records), self.events)
+        events = self.events.copy()
+        for record in records:
+            events.update(_event_kinds(record))
         confinements = tuple(map(str, Confinement))
         ports = sum(len(record.lease_ports) for record in records)
         runs = [({"state": state, "confinement": one}, live[state, one]) for state in _STATES for one in confinements]
@@ -140,8 +142,9 @@ def kind_of(error: SealnetError) -> str:
     return next((kind for kind, of in KINDS.items() if isinstance(error, of)), "failed")
 
 
-def _events(record: Record) -> Counter[str]:
-    return Counter(name if name in EVENTS else _OTHER for name in (event.get("event") for event in record.events))
+def _event_kinds(record: Record) -> Iterator[str]:
+    for event in record.events:
+        yield kind if (kind := event.get("event")) in EVENTS else _OTHER
 
 
 def _head(name: str, kind: str, told: str) -> Iterator[str]:
