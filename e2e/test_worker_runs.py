@@ -28,7 +28,7 @@ from sealnet.records import State
 from sealnet.running import Run, Streams
 from sealnet.worker import runs as workers
 from sealnet.worker.runs import Runs
-from tests.lab import Host
+from tests.lab import PATIENCE, Host
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -96,6 +96,37 @@ def test_sixty_four_at_once_end_as_each_would_alone(host: Host) -> None:
 
         assert found == [status for _each, status in asked]
         assert runs.records() == []
+
+    in_worker(host, story)
+
+
+def test_launches_that_wait_for_somebody_keep_no_run_from_its_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do whose broker takes no connection."""
+    waiting, go, real = threading.Semaphore(0), threading.Event(), workers.launch
+
+    def launch(asked: Plan, **options: Any) -> Run:
+        if asked.run_id.startswith("slow"):
+            waiting.release()
+            go.wait(60 * PATIENCE)
+        return real(asked, **options)
+
+    monkeypatch.setattr(workers, "launch", launch)
+
+    async def story(runs: Runs) -> None:
+        try:
+            await runs.launch(plan("ends", "sleep", "600"), owner=OWNER, streams=QUIET)
+            slow = [asyncio.ensure_future(status_of(runs, plan(f"slow-{number}", "true"))) for number in range(workers._THREADS)]
+            for _ in slow:
+                await asyncio.to_thread(waiting.acquire)
+            end = runs.wait("ends")
+
+            await asyncio.wait_for(runs.kill("ends"), 30 * PATIENCE)
+
+            assert (await asyncio.wait_for(end, 30 * PATIENCE)).status == 137
+            assert not any(one.done() for one in slow)
+        finally:
+            go.set()
+        assert await asyncio.gather(*slow) == [0] * workers._THREADS
 
     in_worker(host, story)
 

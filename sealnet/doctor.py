@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -57,10 +57,13 @@ class Report:
         }
 
 
-def examine(state: State, *, lease_port: int | None = None) -> Report:
-    """Look first, for the seal puts up the gate. Whatever cannot be looked at is told as a row, not raised."""
-    facts = _facts(state)
-    can = probe.attempt(lambda: _ready(state), lease_port)
+def examine(state: State, *, lease_port: int | None = None, tried: CanSeal | None = None) -> Report:
+    """Look first, for the seal puts up the gate. Whatever cannot be looked at is told as a row, not raised.
+
+    `tried` is what the worker's attempt has answered: none is made then.
+    """
+    facts = replace(_facts(state), has_worker=tried is not None)
+    can = probe.attempt(lambda: _ready(state), lease_port) if tried is None else tried
     let_in = True if can.ok or can.step in _LATER else False if can.step == "prove" else None
     rows = (*requirements(facts), *interference(facts, let_in=let_in))
     return Report(facts=facts, rows=rows, can=can)

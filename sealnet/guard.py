@@ -27,6 +27,13 @@ _RESTORED = {"gate-lost": "gate-restored", "gate-changed": "gate-restored", "lea
 _LINK = frozenset(("sysctl-changed", "ipv6-back", "enslaved", "address-lost", "link-down"))
 # The others are not sealnet's to put back: one that is gone at the second look was taken back by whoever did it.
 _PUT_BACK = _LINK | {"gate-lost", "gate-changed", "lease-lost", "filter-changed", "sink-changed"}
+# Every kind of event that a record may have: what was found changed, and what was done about it.
+EVENTS = _PUT_BACK | frozenset(
+    (
+        "gate-restored", "lease-restored", "route-changed", "link-added", "link-changed", "link-gone", "address-added", "mark-changed",
+        "gave-up", "lease-not-renewed", "not-watched", "door-ended", "killed-by-watch",
+    )
+)  # fmt: skip
 _FIRST_LOOK_S, GLANCE_S, _AGAIN_S = 0.05, 5.0, 0.25
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import Any
 
 from sealnet import reap
@@ -14,6 +15,18 @@ from sealnet.kernel.planted import open_plain
 from sealnet.model.egressfold import Tally
 from sealnet.model.record import Record, seal_of
 from sealnet.records import State
+
+# Of a run whose record cannot be read: the same keys, so that whoever reads a listing need not ask for each.
+_NOTHING: dict[str, Any] = {
+    "schema": None,
+    **dict.fromkeys(item.name for item in fields(Record)),
+    "confinement": "-",
+    "user": "-",
+    "command": "-",
+    "started": 0.0,
+    "lease_ports": [],
+    "events": [],
+}
 
 
 def view(state: State, record: Record) -> dict[str, Any]:
@@ -37,8 +50,7 @@ def views(state: State) -> list[dict[str, Any]]:
         except NoSuchRun:
             # It ended between the listing and the look, or its record cannot be read.
             if (state.directory(run_id) / "record.json").exists():
-                found.append({"run_id": run_id, "state": "unreadable", "confinement": "-", "gateway": None, "lease_ports": [], "user": "-",
-                              "pid": None, "started": 0.0, "command": "-"})  # fmt: skip
+                found.append({**_NOTHING, "run_id": run_id, "state": "unreadable"})
     return sorted(found, key=lambda shown: (shown["started"], shown["run_id"]))
 
 

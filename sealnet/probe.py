@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sealnet.records import State
 
 RETRY_S = 60.0
+# Answers for so many ports.
+_MOST_KEPT = 64
 _PAYLOAD_S = 20.0
 _SAID_BYTES = 400
 # An ordinary user's payload takes the whole way, setpriv's part of it included.
@@ -76,6 +78,8 @@ class Answers:
                     return known
                 del self._kept[port]
             answer = self._attempt(port)
+            if len(self._kept) >= _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
             self._kept[port] = answer, self._clock()
             return answer
 

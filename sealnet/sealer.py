@@ -85,7 +85,7 @@ class Sealer:
 
         Callers of one Sealer share one attempt. A success is kept until a launch of this Sealer fails to be sealed, a failure for 60 s;
         `again` tries whatever is known (a worker keeps an answer of its own). `lease_port` is for a host whose firewall lets in some ports
-        only; a worker is not told.
+        only.
         """
         if again:
             self._answers.forget()
@@ -98,7 +98,7 @@ class Sealer:
             if connection is None:
                 return probe.attempt(lambda: self._ready("try a seal"), port)
             with connection:
-                told = connection.ask("Doctor")
+                told = connection.ask("Doctor", lease_port=port)
         except SealnetError as error:
             told = {"can_seal": False, "step": "look", "reason": error.message, "hint": error.hint}
         took_ms = (time.perf_counter() - began) * 1e3

@@ -58,7 +58,7 @@ ORDER = (
 ONLY = {"client": {"model", "errors"}}
 
 KERNEL_ONLY = {"nftables", "psutil", "pyroute2", "seccomp"}
-HEAVY = KERNEL_ONLY | {"asyncio"}
+HEAVY = KERNEL_ONLY | {"asyncio", "rich"}
 
 # What a pure function can need. No clock, no randomness, no file, no process, no socket: those are arguments.
 PURE = {

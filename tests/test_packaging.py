@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 from sealnet.cli import COMMANDS
 from sealnet.model import config, manners, names, version
@@ -62,3 +65,22 @@ def test_each_command_has_a_manual_page_with_its_options(tmp_path: Path) -> None
     for name, page in pages.items():
         assert page.startswith(f".TH {name.upper()} 1 1970-01-01 "), name
         assert not [line for line in page.splitlines() if line.startswith("'") or "\b" in line], name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_command_is_completed_and_what_an_option_takes(shell: str) -> None:
+    def completed(*words: str) -> str:
+        line = " ".join(("sealnet", *words))
+        asked = {"_SEALNET_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+        asked |= {"COMP_CWORD": words[-1]} if shell == "fish" else {}
+        argv = (sys.executable, "-m", "sealnet")
+        return subprocess.run(argv, env={**os.environ, **asked}, capture_output=True, text=True, check=False, cwd=ROOT).stdout
+
+    def word(name: str) -> re.Pattern[str]:
+        return re.compile(rf"^(plain[,\t])?{re.escape(name)}\b", re.MULTILINE)
+
+    shown = completed("")
+    assert [name for name in COMMANDS if not word(name).search(shown)] == []
+    assert word("confinement").search(completed("ls", "--sort", "conf"))
+    assert word("--metrics").search(completed("worker", "--me"))
+    assert not word("top").search(completed("worker", "to"))

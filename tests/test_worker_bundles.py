@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from sealnet.model.record import Record
+from sealnet.worker import bundles
 from sealnet.worker.bundles import Bundles
 from tests.model.build import a_record
 
@@ -43,3 +46,39 @@ def test_what_is_dropped_while_it_is_told_ends_there(tmp_path: Path) -> None:
     bundles.drop(name)
 
     assert list(told) == []
+
+
+def test_who_keeps_the_most_evidence_loses_his_oldest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "_MOST_BYTES", 1000)
+    kept = Bundles(tmp_path)
+
+    def end(run_id: str, owner: int, size: int) -> None:
+        name = kept.new_name(run_id)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log").write_bytes(bytes(size))
+        kept.keep(record(run_id, 1.0), name)
+        kept.end(run_id, owner)
+
+    def left() -> list[str]:
+        return sorted(path.name.partition(".")[0] for path in tmp_path.iterdir())
+
+    end("alice-1", 1, 300)
+    for number in range(1, 4):
+        end(f"bob-{number}", 2, 200)
+    assert left() == ["alice-1", "bob-1", "bob-2", "bob-3"]
+    end("alice-2", 1, 350)
+    assert left() == ["alice-2", "bob-1", "bob-2", "bob-3"]
+    end("bob-4", 2, 200)
+    assert left() == ["alice-2", "bob-2", "bob-3", "bob-4"]
+    # The one that has just ended may be being read.
+    end("carol", 3, 2000)
+    assert left() == ["alice-2", "bob-2", "bob-3", "bob-4", "carol"]
+    end("dave", 4, 1)
+    assert left() == ["alice-2", "bob-2", "bob-3", "bob-4", "dave"]
+    assert kept.name_of("carol", 1.0) is None
+    assert kept.name_of("alice-1", 1.0) is None
+    assert [*kept.parts(kept.name_of("dave", 1.0) or "")] == [("log", "\0")]
+    # What is forgotten with its run counts no more.
+    kept.prune(lambda run_id: run_id == "dave")
+    end("erin", 5, 999)
+    assert left() == ["dave", "erin"]

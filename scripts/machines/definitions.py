@@ -127,7 +127,7 @@ EXTRAS = {
         Extra(
             "dependencies",
             "what the Debian package depends on beside what is there",
-            packages=("python3-click", "python3-h11", "python3-psutil", "python3-pyroute2"),
+            packages=("python3-click", "python3-h11", "python3-psutil", "python3-pyroute2", "python3-rich"),
         ),
         Extra(
             "managers",

@@ -16,6 +16,7 @@ COMMANDS = {
     "build": "Build an image whose RUN steps have the network of a run.",
     "plan": "Freeze what a run may do, for a reviewer to read.",
     "ls": "List the runs on this host.",
+    "top": "Watch the runs on this host.",
     "inspect": "Show one run: record, counters, what it tried to reach.",
     "check": "Prove a live run's seal again.",
     "log": "What a run's proxy let through and what it denied.",

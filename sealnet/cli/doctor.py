@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from sealnet.cli import json_option, wants_json
+from sealnet.cli import json_option, remote, wants_json
 from sealnet.cli.table import aligned, clean
 from sealnet.model.facts import ROOT_ONLY, WORKS, Row
 from sealnet.probe import CanSeal
@@ -16,23 +17,46 @@ from sealnet.probe import CanSeal
 
 @click.command("doctor", short_help="Can this host seal? Each requirement, found, fix.")
 @click.option("--lease-port", type=click.IntRange(1, 65535), metavar="PORT", help="Try this port, where a firewall lets in some only.")
+@click.option(
+    "--worker", "through_worker", is_flag=True, help="Have the worker look and try; who is not root has it anyway, if there is one."
+)
 @json_option
 @click.pass_context
-def command(ctx: click.Context, lease_port: int | None, as_json: bool) -> int:
+def command(ctx: click.Context, lease_port: int | None, through_worker: bool, as_json: bool) -> int:
     """Tell what this host has and lacks, what gets in the way and what sealnet does about it; then build a real seal, and take it away.
 
-    Exit 0 only if that worked. `fail` is what keeps a run from being sealed, `warn` what may, `note` what looks as if it did.
+    Only root may do so. Anybody else sees what can be seen without, and has the worker build the seal. Exit 0 only if that worked.
+
+    `fail` is what keeps a run from being sealed, `warn` what may, `note` what looks as if it did.
     """
+    document = _examined(lease_port, through_worker=through_worker)
+    can, rows = _probe(document["probe"]), tuple(Row(**row) for row in document["rows"])
+    if wants_json(ctx, as_json):
+        click.echo(json.dumps(document, indent=1))
+    else:
+        for line in (*_table(rows), "", *_verdict(can)):
+            click.echo(line)
+    return 0 if can else 1
+
+
+def _examined(lease_port: int | None, *, through_worker: bool) -> dict[str, Any]:
+    """The document of `sealnet doctor --json`; by the worker as far as we may not do it ourselves. Raises CannotSeal."""
     from sealnet import __version__, doctor
     from sealnet.records import State
 
-    report = doctor.examine(State(), lease_port=lease_port)
-    if wants_json(ctx, as_json):
-        click.echo(json.dumps(report.to_json(__version__), indent=1))
-    else:
-        for line in (*_table(report.rows), "", *_verdict(report.can)):
-            click.echo(line)
-    return 0 if report.can else 1
+    worker, tried = remote.needed() if through_worker else remote.for_user(), None
+    if worker is not None:
+        with worker:
+            told = worker.ask("Doctor", lease_port=lease_port)
+        if told["report"] is not None:
+            report: dict[str, Any] = told["report"]
+            return report
+        tried = CanSeal(ok=told["can_seal"], **{name: told[name] for name in ("step", "reason", "hint", "took_ms", "at")})
+    return doctor.examine(State(), lease_port=lease_port, tried=tried).to_json(__version__)
+
+
+def _probe(told: dict[str, Any]) -> CanSeal:
+    return CanSeal(**{**told, "steps": tuple((step["step"], step["took_ms"]) for step in told["steps"])})
 
 
 def _table(rows: tuple[Row, ...]) -> Iterator[str]:
@@ -54,7 +78,8 @@ def _table(rows: tuple[Row, ...]) -> Iterator[str]:
 
 
 def _verdict(can: CanSeal) -> Iterator[str]:
-    yield f"a throw-away seal, in ms: {', '.join(f'{step} {took_ms:.1f}' for step, took_ms in can.steps)}"
+    if can.steps:
+        yield f"a throw-away seal, in ms: {', '.join(f'{step} {took_ms:.1f}' for step, took_ms in can.steps)}"
     if can:
         yield f"this host can seal: one was built, proved, run in and removed in {can.took_ms:.0f} ms"
         return

@@ -7,21 +7,28 @@ import time
 
 import click
 
-from sealnet.cli import json_option, remote, wants_json
+from sealnet.cli import json_option, views, wants_json
 from sealnet.cli.table import aligned, duration
-from sealnet.looking import views
-from sealnet.records import State
+
+_DEFAULT = "started"
 
 
 @click.command("ls", short_help="List the runs on this host.")
+@views.sort_options(tuple(views.KEYS), _DEFAULT)
 @json_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> int:
+def command(ctx: click.Context, key: str | None, reverse: bool, as_json: bool) -> int:
     """List the runs on this host, oldest first; for who is not root, its own runs of the worker's.
 
-    `orphaned` is one whose supervisor is gone: `sealnet reap --orphans` takes it away."""
-    worker = remote.for_user()
-    found = views(State()) if worker is None else worker.ask("List")["runs"]
+    `orphaned` is one whose supervisor is gone: `sealnet reap --orphans` takes it away. One whose record cannot be read is `unreadable`, and
+    in JSON most of it is null.
+
+    \b
+    Examples:
+      sealnet ls --sort user
+      sealnet ls --json | jq -r '.[] | select(.confinement == "open") | .run_id'
+    """
+    found = sorted(views.found(), key=views.KEYS[key or _DEFAULT], reverse=reverse)
     if wants_json(ctx, as_json):
         click.echo(json.dumps(found, indent=1))
         return 0
@@ -31,7 +38,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
             view["run_id"],
             view["state"],
             view["confinement"],
-            f"{view['gateway']}:{view['lease_ports'][0]}" if view["gateway"] else "-",
+            views.lease(view),
             view["user"],
             str(view["pid"] or "-"),
             duration(now - view["started"]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from sealnet.cli import once
+
 
 @click.command(
     "worker",
@@ -17,9 +19,11 @@ import click
     Signals: TERM ends the worker and leaves its runs alone, the next worker takes them over; HUP reads config.toml again (limits of users).
     """,
 )
-def command() -> int:
+@once("--metrics", metavar="unix:/PATH|127.0.0.1:PORT", help="Tell Prometheus how it goes, to this host alone; `metrics` in config.toml.")
+def command(metrics: str | None) -> int:
     """Serve callers over a Unix socket, in the foreground, until TERM. Says what happens on stderr, one line an event."""
+    from sealnet.model import endpoint
     from sealnet.records import State
     from sealnet.worker.daemon import serve
 
-    return serve(State())
+    return serve(State(), metrics=None if metrics is None else endpoint.parse(metrics, "--metrics"))

@@ -51,12 +51,13 @@ class Log:
         self._offset = os.fstat(fd).st_size
         # Up to where there is room, as far as was looked.
         self._until = 0
-        self.records = 0
+        self.records = self.denied = 0
         self.failed: str | None = None
 
     def deny(self, request: Request, reason: str, address: str | None = None) -> None:
         """Raises CannotRecord."""
         self._write(self._head(egress.DENY, request) + egress.denial(reason, address))
+        self.denied += 1
 
     def allow(self, request: Request) -> Entry:
         """Raises CannotRecord: then nothing may be dialled."""

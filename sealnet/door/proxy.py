@@ -114,7 +114,7 @@ class Proxy(Served):
     def stop(self) -> dict[str, object]:
         told = super().stop()
         self.resolver.close()
-        told |= {"records": self.log.records, "failed": self.log.failed}
+        told |= {"records": self.log.records, "denied": self.log.denied, "failed": self.log.failed}
         self.log.close()
         return told
 

@@ -217,7 +217,7 @@ class Served:
             connection.cut()
         for task in self._lingering:
             task.cancel()
-        return {"records": 0, "open": len(connections), "failed": None, "strangers": self.strangers}
+        return {"records": 0, "denied": 0, "open": len(connections), "failed": None, "strangers": self.strangers}
 
     def _accept(self, _events: int) -> None:
         """One: of others that wait the listener tells again, and those that are here already have their turn in between."""

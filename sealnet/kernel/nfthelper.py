@@ -38,6 +38,8 @@ class Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._idle: list[socket.socket] = []
+        self.starts = 0
+        """How often it was started; each time but the first because it had died."""
 
     @property
     def pid(self) -> int | None:
@@ -98,6 +100,7 @@ class Helper:
                 )
             except OSError as error:
                 raise CannotSeal(f"cannot start the process that talks to nftables: {error.strerror}") from error
+        self.starts += 1
 
     def _connect(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

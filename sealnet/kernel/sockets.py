@@ -51,6 +51,31 @@ def listeners(port: int) -> list[Listener]:
     return found
 
 
+def owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+    """The uid of whose socket at `local` is connected with `remote`, here; None where there is none, or none that anybody holds open.
+
+    Raises KernelRefused: it cannot be told.
+    """
+    source, target = ip_address(local[0]), ip_address(remote[0])
+    family = _AF_INET if source.version == 4 else _AF_INET6
+    ports = struct.pack("!HH", local[1], remote[1])
+    addresses = source.packed.ljust(16, b"\0") + target.packed.ljust(16, b"\0")
+    # inet_diag_sockid: the cookie of ones is INET_DIAG_NOCOOKIE.
+    request = struct.pack("=BBBBI", family, _TCP, 0, 0, 0xFFFF_FFFF) + ports + addresses + bytes(4) + b"\xff" * 8
+    with netlink.Netlink(_NETLINK_SOCK_DIAG) as nl:
+        try:
+            replies = nl.exchange([netlink.Message(_BY_FAMILY, 0, request, "look for a TCP socket")])
+        except KernelRefused as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+    for _kind, body in replies:
+        # One without an inode has no file any more, and its uid would be root's.
+        if len(body) >= 72 and body[4:8] == ports and body[1] != _LISTEN and struct.unpack_from("=I", body, 68)[0]:
+            return int(struct.unpack_from("=I", body, 64)[0])
+    return None
+
+
 def _connected(address: IPv4Address) -> list[bytes]:
     # struct inet_diag_bc_op{code, yes, no} and inet_diag_hostcond{family, prefix_len, pad, port, addr}: destination is `address`.
     condition = struct.pack("=BBHi", _AF_INET, 32, 0, -1) + address.packed

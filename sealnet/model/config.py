@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from sealnet.errors import UsageError
-from sealnet.model import plan
+from sealnet.model import endpoint, plan
+from sealnet.model.endpoint import Endpoint
 from sealnet.model.subnets import DEFAULT_POOL, parse_pool
 
 PATH = "/etc/sealnet/config.toml"
@@ -18,7 +19,7 @@ _NUMBERS = (
     ("max_runs_per_user", "max_runs_per_user", 1, 65536),
     ("launch_rate", "launch_rate", 1, 10_000),
 )
-_KEYS = ("pool", "lease_ttl", "max_runs", "group", "door_ports", "door_user", "max_runs_per_user", "launch_rate")
+_KEYS = ("pool", "lease_ttl", "max_runs", "group", "door_ports", "door_user", "max_runs_per_user", "launch_rate", "metrics")
 # Nobody's (IANA has not assigned them), and below the ports that the kernel gives to clients (from 32768) and Kubernetes to nodes (30000).
 DOOR_PORTS = (29400, 29407)
 # Nobody's: it owns no file and no other process.
@@ -32,6 +33,7 @@ class Config:
 
     `max_runs_per_user`, and `launch_rate` (a second, ten times as many at once): what one user but root may have of the worker.
     `door_ports`: the first and the last of those at which doors listen. `door_user`: whom they run as, by name or uid.
+    `metrics`: where the worker tells its own; None: nowhere.
     """
 
     pool: tuple[IPv4Network, ...] = DEFAULT_POOL
@@ -42,6 +44,7 @@ class Config:
     launch_rate: int = 50
     door_ports: tuple[int, int] = DOOR_PORTS
     door_user: str = DOOR_USER
+    metrics: Endpoint | None = None
 
     @property
     def refresh_s(self) -> float:
@@ -86,6 +89,10 @@ def parse(text: str, path: str = PATH) -> Config:
         if type(data["door_user"]) not in (int, str) or not re.fullmatch(r"[\w][\w.-]*\$?", str(data["door_user"]), re.ASCII):
             raise UsageError(f"cannot use door_user = {data['door_user']!r} in {path}: it must be a uid or the name of an account")
         given["door_user"] = str(data["door_user"])
+    if "metrics" in data:
+        if not isinstance(data["metrics"], str):
+            raise UsageError(f"cannot use metrics = {data['metrics']!r} in {path}: it must be a text", hint='for example "127.0.0.1:9464"')
+        given["metrics"] = endpoint.parse(data["metrics"], f"metrics in {path}:") if data["metrics"] else None
     return Config(**given)  # type: ignore[arg-type]
 
 

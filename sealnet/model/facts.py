@@ -89,6 +89,8 @@ class Facts:
     release: str
     machine: str = "x86_64"
     root: bool
+    has_worker: bool = False
+    """A worker seals for who is not root."""
     lacking: tuple[str, ...] = ()
     """Capabilities that this root has not."""
     container: str | None = None

@@ -98,6 +98,8 @@ def _tool(tool: Tool) -> Row:
 
 
 def _privileges(facts: Facts) -> Row:
+    if not facts.root and facts.has_worker:
+        return Row(name="privileges", status="note", found="not root", does="has the worker seal")
     if not facts.root:
         return Row(name="privileges", status="fail", found="not root", does="only root may build a seal", fix=_SUDO)
     if facts.lacking:

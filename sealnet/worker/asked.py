@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sealnet.errors import KINDS, SealnetError
+from sealnet.errors import SealnetError
 from sealnet.model import varlink
 from sealnet.model.calling import INTERFACE, Peer
 from sealnet.model.varlink import Call
 from sealnet.worker.connection import Connection
 from sealnet.worker.log import log
+from sealnet.worker.metrics import kind_of
 
 SERVICE = "org.varlink.service"
 
@@ -42,7 +43,7 @@ class Asked:
 
     async def fail(self, error: SealnetError) -> None:
         """By an error of ours."""
-        kind = next((kind for kind, of in KINDS.items() if isinstance(error, of)), "failed")
+        kind = kind_of(error)
         log("info", "refused", method=self.call.method.rpartition(".")[2], uid=self.peer.uid, kind=kind, reason=error.message)
         if not self.call.oneway:
             told = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from sealnet.model.plan import Plan
 from sealnet.model.record import Record
 
 _PART = 1 << 18
+# Of all that is kept of ended runs: it lies on a tmpfs of the host's. One has 64 MiB at most, the log of a door.
+_MOST_BYTES = 256 << 20
 
 
 class Bundles:
@@ -24,6 +27,8 @@ class Bundles:
         # By run id: when that run began, and the name.
         self._of: dict[str, tuple[float, str]] = {}
         self._making: set[str] = set()
+        # Of runs that have ended, the oldest first: whose, and how many bytes.
+        self._ended: dict[str, tuple[int, int]] = {}
 
     def new_name(self, run_id: str) -> str:
         name = f"{run_id}.{secrets.token_hex(8)}"
@@ -51,6 +56,26 @@ class Bundles:
             self._of[record.run_id] = record.started, name
             self._making.discard(name)
 
+    def end(self, run_id: str, owner: int) -> None:
+        """Its run has ended, so it is whole. Where all are too many, the oldest of whoever has most goes."""
+        if run_id not in self._of:
+            return
+        _started, newest = self._of[run_id]
+        directory = self._directory / newest
+        self._ended[newest] = owner, sum(file.stat().st_size for file in directory.iterdir()) if directory.exists() else 0
+        while sum(size for _owner, size in self._ended.values()) > _MOST_BYTES:
+            sizes: Counter[int] = Counter()
+            for uid, size in self._ended.values():
+                sizes[uid] += size
+            most = sizes.most_common(1)[0][0]
+            oldest = next(name for name, (uid, _size) in self._ended.items() if uid == most)
+            if oldest == newest:
+                # Somebody may be reading it, and there is no more than one of such a size.
+                return
+            self._of = {run: one for run, one in self._of.items() if one[1] != oldest}
+            del self._ended[oldest]
+            self.drop(oldest)
+
     def name_of(self, run_id: str, started: float) -> str | None:
         """None where nothing is gathered of that run, but maybe of another one that has had its id."""
         began, name = self._of.get(run_id, (None, None))
@@ -69,6 +94,7 @@ class Bundles:
         """Evidence goes with the memory of its run."""
         self._of = {run_id: one for run_id, one in self._of.items() if is_known(run_id)}
         kept = {*(name for _started, name in self._of.values()), *self._making}
+        self._ended = {name: known for name, known in self._ended.items() if name in kept}
         for found in self._directory.iterdir() if self._directory.exists() else ():
             if found.name not in kept:
                 shutil.rmtree(found, ignore_errors=True)

@@ -14,13 +14,16 @@ from typing import Any
 
 from sealnet import request
 from sealnet.errors import SealnetError
+from sealnet.kernel import process
 from sealnet.model.config import Config
+from sealnet.model.endpoint import Endpoint
 from sealnet.model.version import VERSION
 from sealnet.records import State
-from sealnet.worker import notify, server
+from sealnet.worker import notify, scrape, server
 from sealnet.worker.log import log
 from sealnet.worker.notify import Notifier
 from sealnet.worker.runs import Runs
+from sealnet.worker.scrape import Scrapes
 from sealnet.worker.server import Server
 from sealnet.worker.service import Service
 
@@ -30,8 +33,11 @@ _MORE_CONNECTIONS = 64
 _GARBAGE = 50_000
 
 
-def serve(state: State) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status. Raises SealnetError where it cannot begin."""
+def serve(state: State, *, metrics: Endpoint | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status. `metrics` is instead of the configuration's.
+
+    Raises SealnetError where it cannot begin.
+    """
     request.require_root("start the worker", "sealnet worker")
     notifier, config = Notifier(os.environ), request.config()
     state.prepare()
@@ -39,13 +45,13 @@ def serve(state: State) -> int:
     try:
         sock = notify.listening(os.environ) or server.bind(state.path, _gid(config))
         gc.set_threshold(_GARBAGE)
-        asyncio.run(_serve(state, config, sock, notifier))
+        asyncio.run(_serve(state, config, sock, notifier, metrics or config.metrics))
     finally:
         os.close(lock)
     return 0
 
 
-async def _serve(state: State, config: Config, sock: socket.socket, notifier: Notifier) -> None:
+async def _serve(state: State, config: Config, sock: socket.socket, notifier: Notifier, metrics: Endpoint | None) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(_complain)
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -57,6 +63,7 @@ async def _serve(state: State, config: Config, sock: socket.socket, notifier: No
     listener = Server(sock, service, 2 * config.max_runs_per_user + _MORE_CONNECTIONS)
     loop.add_signal_handler(signal.SIGHUP, _reload, service, notifier)
     listener.start()
+    scrapes = None if metrics is None else await _scrapes(metrics, runs, state, config)
     beats = None if notifier.watchdog_s is None else loop.create_task(_beat(notifier, notifier.watchdog_s / 2))
     log("info", "ready", version=VERSION, pid=os.getpid(), state=state.path, adopted=len(adopted))
     notifier.tell("READY=1", f"STATUS=serving {state.path}")
@@ -65,10 +72,24 @@ async def _serve(state: State, config: Config, sock: socket.socket, notifier: No
     notifier.tell("STOPPING=1", "STATUS=leaving runs to the next worker")
     if beats is not None:
         beats.cancel()
+    if scrapes is not None:
+        scrapes.close()
     await listener.close()
     await service.close()
     await runs.close(end=False)
     log("info", "stopped")
+
+
+async def _scrapes(at: Endpoint, runs: Runs, state: State, config: Config) -> Scrapes | None:
+    """None where it cannot listen, which is told: anybody may have taken the port, and runs do not wait for it."""
+    try:
+        made = Scrapes(scrape.listen(at), runs, state, most=config.max_runs, shut_out=process.user(config.door_user).uid)
+    except SealnetError as error:
+        log("error", "no-metrics", at=at, reason=error.message)
+        return None
+    await made.start()
+    log("info", "metrics", at=at)
+    return made
 
 
 def _reload(service: Service, notifier: Notifier) -> None:

@@ -55,6 +55,8 @@ class Live:
         self._one = asyncio.Lock()
         self._woken = asyncio.Event()
         self._is_told = self._is_over = self._is_left = self._is_late = self._is_gone = False
+        self.took_s = 0.0
+        """How long taking it away took."""
         self._ends_at, self._kill_at = terms.ends_at, float("inf")
         self._loop.add_reader(run.pidfd, self._over)
         self.task = self._loop.create_task(self._see_through(), name=f"run {run.run_id}")
@@ -127,7 +129,9 @@ class Live:
         try:
             async with self._one:
                 self._is_gone = True
+                began = time.monotonic()
                 end = await self._work(self._end, fault)
+                self.took_s = time.monotonic() - began
             self.ended.set_result(end)
         except BaseException as error:
             # Nobody waits for good.

@@ -35,6 +35,7 @@ from sealnet.worker.adopt import adopt
 from sealnet.worker.doorways import Doors, Shared
 from sealnet.worker.leftovers import Leftovers
 from sealnet.worker.live import Live, Terms
+from sealnet.worker.metrics import Metrics
 from sealnet.worker.shared import SharedHost, SharedWatch
 
 T = TypeVar("T")
@@ -65,11 +66,14 @@ class Runs:
     def __init__(self, state: State, config: Config) -> None:
         """`state` is prepared."""
         self._state, self._config = state, config
+        self.metrics = Metrics()
         self._durably = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
         self._host = SharedHost(state.path, state.tag)
         self._watch = SharedWatch(self._tell)
         self._resting: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "sealnet-runs")
+        # Launches may wait long for somebody's broker; what ends does not wait behind them.
+        self._enders = ThreadPoolExecutor(_THREADS, "sealnet-ends")
         # A burst of launches must not keep those that live from being looked at.
         self._lookers = ThreadPoolExecutor(_LOOKERS, "sealnet-looks")
         self._live: dict[str, Live] = {}
@@ -82,6 +86,16 @@ class Runs:
         self._fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._launching: set[asyncio.Task[Started]] = set()
         self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def launching(self) -> int:
+        """How many are being set up."""
+        return len(self._launching)
+
+    @property
+    def helper_starts(self) -> int:
+        """Of the process that talks to nftables."""
+        return self._nft.starts
 
     @property
     def host(self) -> SharedHost:
@@ -142,7 +156,7 @@ class Runs:
         if self._resting is not None:
             self._resting.cancel()
         await self._left.close()
-        for pool in (self._pool, self._lookers):
+        for pool in (self._pool, self._enders, self._lookers):
             await self._loop.run_in_executor(None, pool.shutdown)
         await self._loop.shutdown_default_executor()
         for fd in list(self._door_fds):
@@ -275,7 +289,7 @@ class Runs:
             time.sleep(_TOLD_S)
 
     def _see_to(self, run: Run, terms: Terms) -> None:
-        live = Live(run, terms, look=self._look, work=self._work, keep=self._keep)
+        live = Live(run, terms, look=self._look, work=self._end, keep=self._keep)
         self._live[run.run_id] = live
         live.task.add_done_callback(partial(self._forget, live))
 
@@ -349,7 +363,10 @@ class Runs:
         del self._live[live.run.run_id]
         if not live.ended.cancelled():
             if live.ended.exception() is None:
-                self._kept.add(live.ended.result())
+                end, counted = live.ended.result(), live.run.counted or {}
+                self._kept.add(end)
+                denied, is_left = counted.get("denied", 0), end.fault is not None
+                self.metrics.end(live.run.record, tried=end.tried, denied=denied, took_s=live.took_s, is_left=is_left)
             self._see_to_rest(live.run.run_id)
 
     def _see_to_rest(self, run_id: str) -> None:
@@ -358,12 +375,15 @@ class Runs:
             self._left.see_to(run_id)
 
     def _take_away(self, run_id: str) -> Awaitable[bool]:
-        return self._work(partial(reap.teardown, self._host, self._state, run_id, unless=partial(reap.is_kept, self._state, run_id)))
+        return self._end(partial(reap.teardown, self._host, self._state, run_id, unless=partial(reap.is_kept, self._state, run_id)))
 
     # Threads and notifications
 
     def _work(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]:
         return self._loop.run_in_executor(self._pool, function, *arguments)
+
+    def _end(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]:
+        return self._loop.run_in_executor(self._enders, function, *arguments)
 
     def _look(self, function: Callable[..., T], /, *arguments: object) -> Awaitable[T]:
         return self._loop.run_in_executor(self._lookers, function, *arguments)
@@ -384,6 +404,7 @@ class Runs:
 
     def _door_ended(self, fd: int, door: Shared) -> None:
         self._unmind(fd)
+        self.metrics.doors_lost += bool(door.runs)
         for run_id in tuple(door.runs):
             self._tell(run_id)
 

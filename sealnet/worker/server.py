@@ -29,11 +29,18 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def bind(directory: Path, gid: int | None) -> socket.socket:
-    """The worker's socket in the state directory, for root and for one group. It appears whole, with its mode.
+    """The worker's socket in the state directory. Raises CannotSeal where it cannot be had."""
+    return listen_at(directory / SOCKET, gid)
+
+
+def listen_at(path: Path, gid: int | None) -> socket.socket:
+    """A socket for root, and for one group. It appears whole, with its mode, in place of a socket that is there, and of nothing else.
 
     Raises CannotSeal where it cannot be had.
     """
-    path, fresh = directory / SOCKET, directory / f".{SOCKET}.new"
+    fresh = path.with_name(f".{path.name}.new")
+    if os.path.lexists(path) and not path.is_socket():
+        raise CannotSeal(f"cannot listen at {path}: something else is there")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         fresh.unlink(missing_ok=True)

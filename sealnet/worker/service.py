@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sealnet.doors import LOG
 from sealnet.ended import Ended
 from sealnet.errors import CannotSeal, CannotTearDown, NoSuchRun, SealnetError, TooMany, UsageError
 from sealnet.kernel.planted import open_plain
-from sealnet.model import calling, idl, names
+from sealnet.model import calling, idl, names, policy
 from sealnet.model.config import Config
 from sealnet.model.egressfold import Tally
 from sealnet.model.evidence import RECEIPT
@@ -158,21 +159,11 @@ class Service:
         if not asked.call.more and not detach:
             await asked.refuse("ExpectedMore")
             return
-        if detach and asked.parameters.get("evidence"):
-            raise UsageError("cannot gather evidence of a run that is detached from: nobody is there to write it", hint="leave one out")
-        if self._is_settling:
-            raise CannotSeal("cannot start a run: the worker is about to end", hint="try again")
-        self._shares.admit(asked.peer)
-        with self._stoppable(asked) as stop:
-            async with self._shares.launching(asked.peer.uid):
-                self._shares.take(asked.peer)
-                try:
-                    prepared = await self._shares.prepare(prepare, asked.peer, asked.parameters, fds)
-                    started = await self._launch(asked, prepared, stop)
-                except BaseException:
-                    self._shares.give_back(asked.peer.uid)
-                    raise
-                self._start(self._see_end(started.run_id, asked.peer.uid, self._runs.wait(started.run_id)))
+        try:
+            prepared, started = await self._begin(asked, fds)
+        except SealnetError as error:
+            self._runs.metrics.refuse(error)
+            raise
         close_all(fds)
         # A run may live for long. What is gathered of one has all that was asked, so that goes on to count.
         if not asked.parameters.get("evidence"):
@@ -196,6 +187,27 @@ class Service:
             raise
         if not detach:
             await self._tell_end(asked, started.run_id, tied=True)
+
+    async def _begin(self, asked: Asked, fds: list[int]) -> tuple[Prepared, Started]:
+        """Start what is asked for, in its caller's turn. Raises SealnetError."""
+        if asked.parameters.get("detach") and asked.parameters.get("evidence"):
+            raise UsageError("cannot gather evidence of a run that is detached from: nobody is there to write it", hint="leave one out")
+        if self._is_settling:
+            raise CannotSeal("cannot start a run: the worker is about to end", hint="try again")
+        self._shares.admit(asked.peer)
+        with self._stoppable(asked) as stop:
+            async with self._shares.launching(asked.peer.uid):
+                self._shares.take(asked.peer)
+                began = time.monotonic()
+                try:
+                    prepared = await self._shares.prepare(prepare, asked.peer, asked.parameters, fds)
+                    started = await self._launch(asked, prepared, stop)
+                except BaseException:
+                    self._shares.give_back(asked.peer.uid)
+                    raise
+                self._runs.metrics.launch(started.record.confinement, time.monotonic() - began)
+                self._start(self._see_end(started.run_id, asked.peer.uid, self._runs.wait(started.run_id)))
+                return prepared, started
 
     @contextlib.contextmanager
     def _stoppable(self, asked: Asked) -> Iterator[asyncio.Event]:
@@ -258,6 +270,7 @@ class Service:
         level = "info" if ended.fault is None else "error"
         log(level, "ended", run=run_id, uid=owner, status=ended.status, killed=ended.killed, fault=ended.fault)
         self._feed.tell(owner, "ended", run_id, str(ended.status))
+        self._bundles.end(run_id, owner)
         self._prune()
 
     async def _tell_end(self, asked: Asked, run_id: str, *, tied: bool) -> None:
@@ -434,14 +447,19 @@ class Service:
             self._feed.leave(heard)
 
     async def _doctor(self, asked: Asked, _fds: list[int]) -> None:
+        port, document = asked.parameters.get("lease_port"), None
+        if port is not None:
+            policy.port(port, "lease_port")
         if asked.peer.is_root:
-            report = await self._shares.look(asked.peer.uid, doctor.examine, self._state)
-            told = asdict(report.can)
-            document: dict[str, Any] | None = report.to_json(VERSION)
+            report = await self._shares.look(asked.peer.uid, partial(doctor.examine, self._state, lease_port=port))
+            can, document = report.can, report.to_json(VERSION)
         else:
-            told, document = asdict(await self._shares.look(asked.peer.uid, self._answers.ask)), None
-        shown = {name: told[name] for name in ("step", "reason", "hint")}
-        await asked.tell({"can_seal": told["ok"], **shown, "report": document})
+            if port is not None:
+                # There are many ports, and each may be another attempt.
+                self._shares.admit(asked.peer)
+            can = await self._shares.look(asked.peer.uid, self._answers.ask, port)
+        told = {name: getattr(can, name) for name in ("step", "reason", "hint", "at", "took_ms")}
+        await asked.tell({"can_seal": can.ok, **told, "report": document})
 
     def _own(self, asked: Asked) -> str:
         """The run id of a call, when it is one of the caller's to see. Raises NoSuchRun, the same for another's as for none at all."""

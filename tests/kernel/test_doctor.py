@@ -167,7 +167,7 @@ def test_a_configuration_that_cannot_be_read_is_told(host: lab.Host) -> None:
     told = Told(host, prefix=("env", f"SEALNET_CONFIG={config}"))
 
     assert told.status == 1
-    keys = "pool, lease_ttl, max_runs, group, door_ports, door_user, max_runs_per_user, launch_rate"
+    keys = "pool, lease_ttl, max_runs, group, door_ports, door_user, max_runs_per_user, launch_rate, metrics"
     assert told.found("configuration") == ("fail", f"cannot use key 'pol' in {config}: it is not one of {keys}")
     assert told.probe["reason"] == told.found("configuration")[1]
 
