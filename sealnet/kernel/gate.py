@@ -74,10 +74,14 @@ class Gate:
 
     def difference(self) -> str | None:
         """What is wrong with the gate, or None."""
+        return self.see()[0]
+
+    def see(self) -> tuple[str | None, str]:
+        """What is wrong with the gate, or None; and the SHA-256 of its rules as the kernel holds them, empty where it is gone."""
         seen = nfnetlink.see_table(ruleset.TABLE)
         if seen is None:
-            return f"the gate is gone ({_NAME})"
-        return f"the gate has been changed ({_NAME})" if self._differs(seen) else None
+            return f"the gate is gone ({_NAME})", ""
+        return f"the gate has been changed ({_NAME})" if self._differs(seen) else None, seen.sha256
 
     def changed(self) -> str | None:
         """What is wrong with a gate that stands, when that is known; None also where there is none, or nobody put it up from here."""

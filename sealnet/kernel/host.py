@@ -13,11 +13,11 @@ from itertools import chain
 from pathlib import Path
 
 from sealnet.errors import CannotSeal, CannotTearDown
-from sealnet.kernel import cgroup, firewall, links, netns, nfnetlink, process, restore, routes, sockets, sysctl, within
+from sealnet.kernel import cgroup, firewall, links, netns, process, restore, routes, sockets, sysctl, within
 from sealnet.kernel.gate import Gate
 from sealnet.kernel.netlink import Netlink
 from sealnet.kernel.netns import Inside
-from sealnet.model import names, ruleset
+from sealnet.model import names
 from sealnet.model.check import Check, Seen, Side
 from sealnet.model.firewall import Blame
 from sealnet.model.plan import Seal
@@ -53,12 +53,7 @@ class Host:
 
     def an_address(self) -> str | None:
         """An IPv4 address of this host that is neither loopback nor a gateway."""
-        for link in links.see_all(self.netlink):
-            if link.name != "lo" and not link.name.startswith(names.LINK_PREFIX):
-                for address in links.see_addresses(self.netlink, link.ifindex):
-                    if ":" not in address:
-                        return address.partition("/")[0]
-        return None
+        return links.an_address(self.netlink, but=lambda label: label == "lo" or label.startswith(("lo:", names.LINK_PREFIX)))
 
     def listeners(self, port: int) -> list[sockets.Listener]:
         return sockets.listeners(port)
@@ -70,9 +65,7 @@ class Host:
         host, gate_fault = Side(exists=False), None
         if seal.subnet is not None:
             host = within.see_side(self.netlink, seal.ifname)
-            gate_fault = self.gate.difference()
-            gate = nfnetlink.see_table(ruleset.TABLE)
-            rulesets["gate"] = gate.sha256 if gate else ""
+            gate_fault, rulesets["gate"] = self.gate.see()
         return Seen(
             netns_inode=inside.inode,
             mark=mark,
@@ -231,7 +224,10 @@ class Host:
         """The settings of both ends, which the kernel mostly changes without telling anybody."""
         if seal.subnet is None:
             return []
-        return [sysctl.see_link(seal.ifname), inside.call(sysctl.see_link, names.SANDBOX_LINK)]
+        # The link between the two namespaces has given the run's a number here. Where somebody has deleted it, there is none.
+        number = links.netnsid(self.netlink, inside.fd)
+        sandbox = None if number is None else links.see(self.netlink, names.SANDBOX_LINK, netnsid=number)
+        return [{} if link is None else sysctl.told(link.specific) for link in (links.see(self.netlink, seal.ifname), sandbox)]
 
     def blame(self, seal: Seal, port: int, probe: Callable[[], bool]) -> Blame:
         """Who keeps the broker from a run that could not reach it: `probe`, one more try, with its packets traced."""
