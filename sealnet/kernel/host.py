@@ -51,9 +51,13 @@ class Host:
         """Every IPv4 range in use; `runs` are the reservations, whose own links are left out."""
         return routes.see_taken(self.netlink, runs=runs)
 
+    def see_taken_anew(self, runs: list[Occupant]) -> list[Occupant]:
+        """The same where `see_taken` may count what has gone meanwhile."""
+        return self.see_taken(runs)
+
     def an_address(self) -> str | None:
         """An IPv4 address of this host that is neither loopback nor a gateway."""
-        return links.an_address(self.netlink, but=lambda label: label == "lo" or label.startswith(("lo:", names.LINK_PREFIX)))
+        return links.an_address(self.netlink, but=names.LINK_PREFIX)
 
     def listeners(self, port: int) -> list[sockets.Listener]:
         return sockets.listeners(port)
@@ -294,11 +298,15 @@ class Host:
         if sandbox is None:
             return
         deadline = time.monotonic() + _DRAIN_S
-        while sockets.connected(sandbox):
+        while self.is_connected(sandbox):
             if time.monotonic() > deadline:
                 sockets.destroy(sandbox)
                 return
             time.sleep(0.005)
+
+    def is_connected(self, sandbox: IPv4Address) -> bool:
+        """Whether a socket of this host's still believes in a connection with a sandbox."""
+        return bool(sockets.connected([sandbox]))
 
     def revoke(self, seal: Seal) -> None:
         self.gate.forget(seal)

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, ip_address
 from typing import NamedTuple
 
@@ -180,14 +180,15 @@ def netnsid(nl: Netlink, fd: int) -> int | None:
     return number if number >= 0 else None
 
 
-def an_address(nl: Netlink, *, but: Callable[[str], bool]) -> str | None:
-    """The first IPv4 address of a link whose label (its name, mostly) is not one to be left out."""
+def an_address(nl: Netlink, *, but: str) -> str | None:
+    """The first IPv4 address of a link that is neither lo nor one whose name begins with `but`: a thousand runs have as many."""
+    left_out = struct.pack("=H", _IFA_LABEL) + but.encode()
     for datagram in nl.dump(Message(netlink.GETADDR, 0, struct.pack("=BBBBI", _AF_INET, 0, 0, 0, 0), "list addresses")):
         for kind, _flags, _sequence, body in netlink.messages(datagram):
-            if kind == netlink.NEWADDR:
+            # The label is the link's name, or begins with it.
+            if kind == netlink.NEWADDR and left_out not in body and struct.unpack_from("=I", body, 4)[0] != LOOPBACK_INDEX:
                 found = netlink.attributes(body, 8)
-                if not but(found.get(_IFA_LABEL, b"").rstrip(b"\0").decode(errors="replace")):
-                    return str(ip_address(found.get(_IFA_LOCAL, found.get(_IFA_ADDRESS, b""))))
+                return str(ip_address(found.get(_IFA_LOCAL, found.get(_IFA_ADDRESS, b""))))
     return None
 
 

@@ -75,7 +75,9 @@ class Record:
         """Raises ValueError when `data` is no record."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError("not a record")
-        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in _NAMES}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in _NAMES
+        }
         try:
             record = cls(**values)
             record._check()
