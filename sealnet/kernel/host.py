@@ -228,10 +228,13 @@ class Host:
         """The settings of both ends, which the kernel mostly changes without telling anybody."""
         if seal.subnet is None:
             return []
-        # The link between the two namespaces has given the run's a number here. Where somebody has deleted it, there is none.
-        number = links.netnsid(self.netlink, inside.fd)
-        sandbox = None if number is None else links.see(self.netlink, names.SANDBOX_LINK, netnsid=number)
-        return [{} if link is None else sysctl.told(link.specific) for link in (links.see(self.netlink, seal.ifname), sandbox)]
+        if inside.netnsid is None:
+            # The link between the two namespaces has given the run's a number here, which stays. Where there never was one, there is none.
+            inside.netnsid = links.netnsid(self.netlink, inside.fd)
+        if inside.netnsid is None:
+            return [{}, {}]
+        ends = links.see_both(self.netlink, seal.ifname, names.SANDBOX_LINK, inside.netnsid)
+        return [{} if link is None else sysctl.told(link.specific) for link in ends]
 
     def blame(self, seal: Seal, port: int, probe: Callable[[], bool]) -> Blame:
         """Who keeps the broker from a run that could not reach it: `probe`, one more try, with its packets traced."""

@@ -160,6 +160,18 @@ def remove_together(nl: Netlink, found: Sequence[tuple[int, str]]) -> None:
             raise
 
 
+def see_both(nl: Netlink, name: str, other: str, netnsid: int) -> tuple[Link | None, Link | None]:
+    """`see` of two links in one request: the second is in the namespace that the socket's knows by `netnsid`."""
+    try:
+        replies = nl.exchange([_get(name), _get(other, netnsid)])
+    except KernelRefused as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return see(nl, name), see(nl, other, netnsid=netnsid)
+    first, second = (_parse(reply.body) for reply in replies if reply.kind == netlink.NEWLINK)
+    return first, second
+
+
 def see(nl: Netlink, name: str, *, netnsid: int | None = None) -> Link | None:
     """In the socket's namespace, or in the one that this knows by `netnsid` (Linux 4.15): nobody has to enter that."""
     try:
