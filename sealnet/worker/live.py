@@ -163,7 +163,7 @@ class Live:
         with contextlib.suppress(SealnetError):
             # What is still there of it; if it cannot be, the teardown says so. That also looks for who else is in its namespace, among all
             # processes of the host: once is enough.
-            run.host.kill(run.run_id, None)
+            run.kill(own=True)
         try:
             status = TIMED_OUT if self._is_late else run.wait_end()
         except SealnetError as error:
