@@ -203,6 +203,8 @@ def test_one_that_is_refused_keeps_nobody_elses_lease_from_being_granted(
 
     assert [isinstance(one, KernelRefused) for one in granted] == [of is MANY[3] for of in MANY]
     assert [shared.has_lease(of) for of in MANY] == [of is not MANY[3] for of in MANY]
+    for of in MANY:
+        shared.revoke(of)
 
 
 def test_connections_are_looked_for_in_one_dump_and_each_is_told_of_its_own(
