@@ -18,9 +18,7 @@ from tests.lab import Host
 pytestmark = [pytest.mark.root, pytest.mark.tool("openssl", "ip", "bash"), pytest.mark.timeout(600)]
 
 # More is for a night: SEALNET_FUZZ=20000.
-fuzz = settings(
-    max_examples=int(os.environ.get("SEALNET_FUZZ", "150")), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzz = settings(max_examples=int(os.environ.get("SEALNET_FUZZ", "150")), suppress_health_check=[HealthCheck.function_scoped_fixture])
 TLS_PORT = 9443
 
 _HEADS = [

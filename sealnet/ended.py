@@ -9,7 +9,7 @@ import select
 import time
 import zlib
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,7 +57,7 @@ class Ended:
             raise ValueError(f"not the end of a run: {error}") from error
 
     def render(self) -> bytes:
-        return json.dumps({"schema": SCHEMA, **asdict(self)}).encode() + b"\n"
+        return json.dumps({"schema": SCHEMA, **{item.name: getattr(self, item.name) for item in fields(self)}}).encode() + b"\n"
 
 
 def now() -> float:

@@ -117,11 +117,13 @@ class Guard:
 
     def glance(self) -> bool:
         """Look if one of the link's settings has changed: most of them change without a notification. False as `look`."""
-        with contextlib.suppress(OSError):
+        try:
             settings = self._host.see_settings(self._seal, self._inside)
-            if settings != self._settings:
-                self._settings = settings
-                return self.look()
+        except (SealnetError, OSError):
+            return False
+        if settings != self._settings:
+            self._settings = settings
+            return self.look()
         return True
 
     def look(self) -> bool:

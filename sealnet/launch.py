@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sealnet import builder, doors, prove, spawn
 from sealnet import seal as sealing
 from sealnet.doors import Door, Doorkeeper
-from sealnet.errors import CannotSeal, NoBroker, NotSealed, SealnetError, UsageError
+from sealnet.errors import CannotSeal, NoBroker, NotSealed, PoolExhausted, SealnetError, UsageError
 from sealnet.kernel import nft, process, sysctl, versions
 from sealnet.kernel.attempts import StandIn
 from sealnet.kernel.host import Host
@@ -208,7 +208,11 @@ def _allocate(run: Run) -> tuple[Seal, list[str]]:
     with state.allocating():
         reserved = state.reserved()
         own = [Occupant(first, first | 3, "a run", own=True) for first in reserved]
-        subnet = first_free(config.pool, [*own, *run.host.see_taken(own)], max_runs=config.max_runs)
+        try:
+            subnet = first_free(config.pool, [*own, *run.host.see_taken(own)], max_runs=config.max_runs)
+        except PoolExhausted:
+            # Perhaps by what has gone meanwhile.
+            subnet = first_free(config.pool, [*own, *run.host.see_taken_anew(own)], max_runs=config.max_runs)
         state.reserve(subnet, plan.run_id)
     gateway = str(subnet.network_address + 1)
     ports = [port for port in range(config.door_ports[0], config.door_ports[1] + 1) if port != plan.lease_port]

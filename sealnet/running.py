@@ -332,9 +332,9 @@ class Run:
         if self.record.cgroup is not None:
             cgroup.freeze(Path(self.record.cgroup), frozen=frozen)
 
-    def kill(self) -> None:
-        """End every process of the run at once."""
-        self.host.kill(self.run_id, self.inside if self.seal_stands else None)
+    def kill(self, *, own: bool = False) -> None:
+        """End every process of the run at once; its `own` alone, or whoever else is in its namespace as well."""
+        self.host.kill(self.run_id, self.inside if self.seal_stands and not own else None)
 
     @property
     def seal_stands(self) -> bool:

@@ -51,7 +51,7 @@ def test_this_machines_own_mounts_are_read() -> None:
     assert "proc" in [mount.fstype for mount in found]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(alphabet="a/ \t\n\\-é014", max_size=12).map("/".__add__), max_size=4))
 def test_whatever_a_mount_point_is_called_it_is_read_as_it_is(targets: list[str]) -> None:
     text = "".join(map(line, targets))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sealnet.errors import NotPermitted, UsageError
@@ -49,7 +49,6 @@ def test_the_page_tells_of_every_line_of_the_log() -> None:
     assert {row[0].strip("`"): set(row[1].split(", ")) for row in rows} == said
 
 
-@settings(deadline=None)
 @given(st.text(max_size=600))
 def test_no_value_makes_a_line_or_a_field_of_its_own(value: str) -> None:
     told = line("info", "e", value=value)

@@ -1,4 +1,4 @@
-"""What a worker spends on many runs: to launch the next beside a thousand, to keep them, to look at them all, to take them away."""
+"""What a worker spends on runs: to launch one, 64 at once, the next beside a thousand; to keep, look at and take away them all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from scripts.benchmarks.lab import SILENT, broker
+from scripts.benchmarks import figures
+from scripts.benchmarks.lab import SILENT, broker, start_bwrap
 from scripts.benchmarks.result import Effort, Result
 from sealnet import request
 from sealnet.model.config import Config
@@ -18,6 +19,7 @@ from sealnet.worker.runs import Runs
 
 _SIZES, _QUICK_SIZES = (10, 100, 500, 1000), (4, 8)
 _MEASURED, _WIDTH = 20, 16
+_TURNS, _BURST, _QUICK_BURST, _BURSTS = 30, 64, 4, 3
 _SLEEP = ("sleep", "3600")
 _IDLE_S, _QUICK_IDLE_S = 20.0, 2.0
 
@@ -54,20 +56,56 @@ async def _measure(effort: Effort, result: Result, port: int) -> None:
         async with some:
             await launch()
 
+    async def end(first: int, last: int) -> None:
+        async def one(run_id: str) -> None:
+            ended = runs.wait(run_id)
+            await runs.kill(run_id)
+            await ended
+
+        await asyncio.gather(*(one(f"bench-{which}") for which in range(first, last + 1)))
+
+    alone: list[float] = []
+    turns: list[float] = []
+    for _ in range(effort.rounds(_TURNS)):
+        started = await asyncio.to_thread(start_bwrap)
+        alone.append(started.marks["exec"])
+        await asyncio.to_thread(started.end)
+        turns.append(await launch())
+    single = result.group("from the call to the payload's exec, one after the other")
+    single.add("bwrap alone", alone)
+    single.add("a sealed run of the worker", turns, control="bwrap alone")
+    at_once = _QUICK_BURST if effort.quick else _BURST
+    each: list[float] = []
+    ends: list[float] = []
+    for _ in range(effort.rounds(_BURSTS, 1)):
+        each += await asyncio.gather(*(launch() for _ in range(at_once)))
+        began = time.perf_counter()
+        await end(number - at_once + 1, number)
+        ends.append((time.perf_counter() - began) * 1e3 / at_once)
+    burst = result.group(f"{at_once} sealed runs at once")
+    burst.add("one after the other", turns)
+    burst.add("each of those at once", each, control="one after the other")
+    burst.add("95 of 100 have begun within", [figures.quantile(each, 0.95)], control="one after the other")
+    burst.add("to end them, for each", ends)
+    await end(1, len(turns))
+    others = number
+
     launches = result.group("the next sealed run, beside")
     await asyncio.gather(*(launch_some() for _ in range(_WIDTH)))
     began_with, own = number, _pss()
     sizes = _QUICK_SIZES if effort.quick else _SIZES
     for size in sizes:
-        await asyncio.gather(*(launch_some() for _ in range(size - number)))
+        await asyncio.gather(*(launch_some() for _ in range(size - (number - others))))
         cpu, took = _cpu_ms(), [await launch() for _ in range(effort.rounds(_MEASURED))]
         control = None if size == sizes[0] else f"{sizes[0]} others"
         launches.add(f"{size} others", took, control=control)
         launches.add(f"{size} others: CPU", [(_cpu_ms() - cpu) / len(took)], control=None if control is None else f"{control}: CPU")
 
-    kept = result.group(f"each of {number} runs that live")
+    live = number - others
+    kept = result.group(f"each of {live} runs that live")
+    kept.add("memory of a worker without any, about", [(own - (_pss() - own) / (number - began_with) * _WIDTH) / 1024], unit="kB")
     kept.add("memory of the worker", [(_pss() - own) / (number - began_with) / 1024], unit="kB")
-    kept.add("descriptors", [len(os.listdir("/proc/self/fd")) / number], unit="")
+    kept.add("descriptors", [len(os.listdir("/proc/self/fd")) / live], unit="")
     kept.add("threads of the worker, all together", [len(os.listdir("/proc/self/task"))], unit="")
     pause_s = _QUICK_IDLE_S if effort.quick else _IDLE_S
     cpu = _cpu_ms()
@@ -81,13 +119,13 @@ async def _measure(effort: Effort, result: Result, port: int) -> None:
         while _cpu_ms() - before > 100:
             before = _cpu_ms()
             await asyncio.sleep(0.5)
-    kept.add("CPU of a look", [(_cpu_ms() - cpu) / 2 / number])
+    kept.add("CPU of a look", [(_cpu_ms() - cpu) / 2 / live])
 
     began, cpu = time.perf_counter(), _cpu_ms()
     await runs.close(end=True)
-    ends = result.group(f"{number} runs that end together")
-    ends.add("for each", [(time.perf_counter() - began) * 1e3 / number])
-    ends.add("for each: CPU", [(_cpu_ms() - cpu) / number])
+    at_end = result.group(f"{live} runs that end together")
+    at_end.add("for each", [(time.perf_counter() - began) * 1e3 / live])
+    at_end.add("for each: CPU", [(_cpu_ms() - cpu) / live])
 
 
 def _cpu_ms() -> float:

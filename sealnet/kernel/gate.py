@@ -18,7 +18,6 @@ from sealnet.model.plan import Seal
 
 _NAME = f"table {ruleset.FAMILY} {ruleset.TABLE}"
 _LEASES = f"{ruleset.FAMILY} {ruleset.TABLE} leases"
-_GATEWAYS = f"{ruleset.FAMILY} {ruleset.TABLE} gateways"
 _DENIED = f"{ruleset.FAMILY} {ruleset.TABLE} denied"
 
 
@@ -74,10 +73,14 @@ class Gate:
 
     def difference(self) -> str | None:
         """What is wrong with the gate, or None."""
+        return self.see()[0]
+
+    def see(self) -> tuple[str | None, str]:
+        """What is wrong with the gate, or None; and the SHA-256 of its rules as the kernel holds them, empty where it is gone."""
         seen = nfnetlink.see_table(ruleset.TABLE)
         if seen is None:
-            return f"the gate is gone ({_NAME})"
-        return f"the gate has been changed ({_NAME})" if self._differs(seen) else None
+            return f"the gate is gone ({_NAME})", ""
+        return f"the gate has been changed ({_NAME})" if self._differs(seen) else None, seen.sha256
 
     def changed(self) -> str | None:
         """What is wrong with a gate that stands, when that is known; None also where there is none, or nobody put it up from here."""
@@ -87,8 +90,7 @@ class Gate:
         """Grant or refresh the run's leases; whether the gate had to be put back first (somebody's `nft flush ruleset`)."""
         if seal.sandbox is None or seal.gateway is None:
             return False
-        text = "".join(ruleset.render_lease(seal.ifname, seal.sandbox, seal.gateway, port, ttl_s=ttl_s) for port in seal.ports)
-        what = f"grant the lease of run {seal.run_id}"
+        text, what = _granted(seal, ttl_s), f"grant the lease of run {seal.run_id}"
         try:
             self.nft.apply(text, what)
         except KernelRefused as error:
@@ -98,6 +100,10 @@ class Gate:
             self.nft.apply(text, what)
             return True
         return False
+
+    def grant_all(self, wanted: Sequence[tuple[Seal, int]]) -> None:
+        """The same for many runs, each with its ttl in seconds, in one transaction. Raises KernelRefused: none was."""
+        self.nft.apply("".join(_granted(seal, ttl_s) for seal, ttl_s in wanted), f"grant the leases of {len(wanted)} runs")
 
     def restore(self, *, ttl_s: int) -> None:
         """Put the gate back where it is gone or has been changed, the leases that still stand in it too, in one transaction."""
@@ -139,14 +145,25 @@ class Gate:
     def forget(self, seal: Seal) -> None:
         """Remove every lease of the run's link, and what keeps other links from its gateway. Succeeds if there is none, or no gate."""
         if seal.sandbox is not None:
-            keys = [(seal.ifname, seal.sandbox, seal.gateway, port) for port in seal.ports]
+            text = _forgotten(seal)
         elif _mentions("leases", seal.ifname):
-            keys = [key for key in self.leases() if key[0] == seal.ifname]
+            text = "".join(ruleset.render_no_lease(*key) for key in self.leases() if key[0] == seal.ifname)
         else:
-            keys = []
-        for ifname, sandbox, gateway, port in keys:
-            self._delete(f"{_LEASES} {{ {ruleset.lease_element(ifname, sandbox, gateway, port)} }}", ifname)
-            self._delete(f"{_GATEWAYS} {{ {gateway} }}", ifname)
+            text = ""
+        if text:
+            self._forget(text, f"remove the lease of link {seal.ifname}")
+
+    def forget_all(self, seals: Sequence[Seal]) -> None:
+        """The same for many runs whose sandbox is known, in one transaction: the kernel has one grace period for it."""
+        self._forget("".join(map(_forgotten, seals)), f"remove the leases of {len(seals)} links")
+
+    def _forget(self, text: str, what: str) -> None:
+        try:
+            self.nft.apply(text, what)
+        except KernelRefused as error:
+            # Without a gate there is no lease either.
+            if error.errno != errno.ENOENT:
+                raise
 
     def forget_denied(self, ifname: str) -> None:
         """Remove what was counted of a link. That comes after the link itself: its last packets are counted when the lease is gone.
@@ -179,6 +196,18 @@ class Gate:
             if key[0] == ifname:
                 found.append((str(key[1]), str(key[2]), int(key[3]), int(element.get("counter", {}).get("packets", 0))))
         return found
+
+
+def _granted(seal: Seal, ttl_s: int) -> str:
+    if seal.sandbox is None or seal.gateway is None:
+        return ""
+    return "".join(ruleset.render_lease(seal.ifname, seal.sandbox, seal.gateway, port, ttl_s=ttl_s) for port in seal.ports)
+
+
+def _forgotten(seal: Seal) -> str:
+    if seal.sandbox is None or seal.gateway is None:
+        return ""
+    return "".join(ruleset.render_no_lease(seal.ifname, seal.sandbox, seal.gateway, port) for port in seal.ports)
 
 
 def _mentions(set_name: str, ifname: str) -> bool:

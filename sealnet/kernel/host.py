@@ -13,11 +13,11 @@ from itertools import chain
 from pathlib import Path
 
 from sealnet.errors import CannotSeal, CannotTearDown
-from sealnet.kernel import cgroup, firewall, links, netns, nfnetlink, process, restore, routes, sockets, sysctl, within
+from sealnet.kernel import cgroup, firewall, links, netns, process, restore, routes, sockets, sysctl, within
 from sealnet.kernel.gate import Gate
 from sealnet.kernel.netlink import Netlink
 from sealnet.kernel.netns import Inside
-from sealnet.model import names, ruleset
+from sealnet.model import names
 from sealnet.model.check import Check, Seen, Side
 from sealnet.model.firewall import Blame
 from sealnet.model.plan import Seal
@@ -51,14 +51,13 @@ class Host:
         """Every IPv4 range in use; `runs` are the reservations, whose own links are left out."""
         return routes.see_taken(self.netlink, runs=runs)
 
+    def see_taken_anew(self, runs: list[Occupant]) -> list[Occupant]:
+        """The same where `see_taken` may count what has gone meanwhile."""
+        return self.see_taken(runs)
+
     def an_address(self) -> str | None:
         """An IPv4 address of this host that is neither loopback nor a gateway."""
-        for link in links.see_all(self.netlink):
-            if link.name != "lo" and not link.name.startswith(names.LINK_PREFIX):
-                for address in links.see_addresses(self.netlink, link.ifindex):
-                    if ":" not in address:
-                        return address.partition("/")[0]
-        return None
+        return links.an_address(self.netlink, but=names.LINK_PREFIX)
 
     def listeners(self, port: int) -> list[sockets.Listener]:
         return sockets.listeners(port)
@@ -70,9 +69,7 @@ class Host:
         host, gate_fault = Side(exists=False), None
         if seal.subnet is not None:
             host = within.see_side(self.netlink, seal.ifname)
-            gate_fault = self.gate.difference()
-            gate = nfnetlink.see_table(ruleset.TABLE)
-            rulesets["gate"] = gate.sha256 if gate else ""
+            gate_fault, rulesets["gate"] = self.gate.see()
         return Seen(
             netns_inode=inside.inode,
             mark=mark,
@@ -231,7 +228,13 @@ class Host:
         """The settings of both ends, which the kernel mostly changes without telling anybody."""
         if seal.subnet is None:
             return []
-        return [sysctl.see_link(seal.ifname), inside.call(sysctl.see_link, names.SANDBOX_LINK)]
+        if inside.netnsid is None:
+            # The link between the two namespaces has given the run's a number here, which stays. Where there never was one, there is none.
+            inside.netnsid = links.netnsid(self.netlink, inside.fd)
+        if inside.netnsid is None:
+            return [{}, {}]
+        ends = links.see_both(self.netlink, seal.ifname, names.SANDBOX_LINK, inside.netnsid)
+        return [{} if link is None else sysctl.told(link.specific) for link in ends]
 
     def blame(self, seal: Seal, port: int, probe: Callable[[], bool]) -> Blame:
         """Who keeps the broker from a run that could not reach it: `probe`, one more try, with its packets traced."""
@@ -298,11 +301,15 @@ class Host:
         if sandbox is None:
             return
         deadline = time.monotonic() + _DRAIN_S
-        while sockets.connected(sandbox):
+        while self.is_connected(sandbox):
             if time.monotonic() > deadline:
                 sockets.destroy(sandbox)
                 return
             time.sleep(0.005)
+
+    def is_connected(self, sandbox: IPv4Address) -> bool:
+        """Whether a socket of this host's still believes in a connection with a sandbox."""
+        return bool(sockets.connected([sandbox]))
 
     def revoke(self, seal: Seal) -> None:
         self.gate.forget(seal)

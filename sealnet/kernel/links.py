@@ -16,10 +16,10 @@ from sealnet.kernel.netlink import Message, Netlink, attribute, nested
 
 # linux/if_link.h, linux/if_addr.h, linux/veth.h
 _ADDRESS, _IFNAME, _MASTER, _LINKINFO, _NET_NS_FD, _AF_SPEC, _IFALIAS, _GROUP, _NUM_TX, _NUM_RX = 1, 3, 10, 18, 28, 26, 20, 27, 31, 32
-_PROP_LIST, _ALT_IFNAME, _EXT_MASK, _STATS64 = 52, 53, 29, 23
+_PROP_LIST, _ALT_IFNAME, _EXT_MASK, _STATS64, _TARGET_NETNSID = 52, 53, 29, 23, 46
 _INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
 _INET6_ADDR_GEN_MODE, _GEN_MODE_NONE = 8, 1
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_LABEL = 1, 2, 3
 _RTA_OIF, _RTA_PREFSRC = 4, 7
 _NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
 _AF_INET, _AF_INET6 = 2, 10
@@ -45,6 +45,8 @@ class Link(NamedTuple):
     alias: str
     master: int
     altnames: tuple[str, ...]
+    specific: bytes
+    """IFLA_AF_SPEC: its settings (`sealnet.kernel.sysctl.told`)."""
 
 
 def _header(index: int = 0, flags: int = 0, change: int = 0) -> bytes:
@@ -68,10 +70,12 @@ def add_veth(nl: Netlink, *, name: str, mac: str, group: int, peer_name: str, pe
     return _parse(next(reply.body for reply in replies if reply.kind == netlink.NEWLINK)).ifindex
 
 
-def _get(name: str) -> Message:
+def _get(name: str, netnsid: int | None = None) -> Message:
     # IFLA_IFNAME takes no more than IFNAMSIZ; a longer one can only be an altname.
     kind = _IFNAME if len(name) < 16 else _ALT_IFNAME
     body = _header() + attribute(_EXT_MASK, _SKIP_STATISTICS) + attribute(kind, name)
+    if netnsid is not None:
+        body += attribute(_TARGET_NETNSID, netnsid)
     return Message(netlink.GETLINK, 0, body, f"see link {name}")
 
 
@@ -156,14 +160,48 @@ def remove_together(nl: Netlink, found: Sequence[tuple[int, str]]) -> None:
             raise
 
 
-def see(nl: Netlink, name: str) -> Link | None:
+def see_both(nl: Netlink, name: str, other: str, netnsid: int) -> tuple[Link | None, Link | None]:
+    """`see` of two links in one request: the second is in the namespace that the socket's knows by `netnsid`."""
     try:
-        replies = nl.exchange([_get(name)])
+        replies = nl.exchange([_get(name), _get(other, netnsid)])
+    except KernelRefused as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return see(nl, name), see(nl, other, netnsid=netnsid)
+    first, second = (_parse(reply.body) for reply in replies if reply.kind == netlink.NEWLINK)
+    return first, second
+
+
+def see(nl: Netlink, name: str, *, netnsid: int | None = None) -> Link | None:
+    """In the socket's namespace, or in the one that this knows by `netnsid` (Linux 4.15): nobody has to enter that."""
+    try:
+        replies = nl.exchange([_get(name, netnsid)])
     except KernelRefused as error:
         if error.errno == errno.ENODEV:
             return None
         raise
     return next(_parse(reply.body) for reply in replies if reply.kind == netlink.NEWLINK)
+
+
+def netnsid(nl: Netlink, fd: int) -> int | None:
+    """The number by which the socket's namespace knows the one of `fd` (a link between the two gives it one); None: it has none."""
+    # struct rtgenmsg, padded; NETNSA_NSID 1, NETNSA_FD 3 (linux/net_namespace.h).
+    replies = nl.exchange([Message(netlink.GETNSID, 0, bytes(4) + attribute(3, fd), "look up the number of a network namespace")])
+    known = next(netlink.attributes(reply.body, 4)[1] for reply in replies if reply.kind == netlink.NEWNSID)
+    number: int = struct.unpack("=i", known)[0]
+    return number if number >= 0 else None
+
+
+def an_address(nl: Netlink, *, but: str) -> str | None:
+    """The first IPv4 address of a link that is neither lo nor one whose name begins with `but`: a thousand runs have as many."""
+    left_out = struct.pack("=H", _IFA_LABEL) + but.encode()
+    for datagram in nl.dump(Message(netlink.GETADDR, 0, struct.pack("=BBBBI", _AF_INET, 0, 0, 0, 0), "list addresses")):
+        for kind, _flags, _sequence, body in netlink.messages(datagram):
+            # The label is the link's name, or begins with it.
+            if kind == netlink.NEWADDR and left_out not in body and struct.unpack_from("=I", body, 4)[0] != LOOPBACK_INDEX:
+                found = netlink.attributes(body, 8)
+                return str(ip_address(found.get(_IFA_LOCAL, found.get(_IFA_ADDRESS, b""))))
+    return None
 
 
 def see_all(nl: Netlink) -> list[Link]:
@@ -206,6 +244,7 @@ def _parse(body: bytes) -> Link:
         alias=text.get(_IFALIAS, ""),
         master=struct.unpack("=I", found[_MASTER])[0] if _MASTER in found else 0,
         altnames=tuple(_altnames(found.get(_PROP_LIST, b""))),
+        specific=found.get(_AF_SPEC, b""),
     )
 
 

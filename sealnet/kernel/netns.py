@@ -27,6 +27,9 @@ class Inside:
     What the thread spawns is born in the namespace.
     """
 
+    netnsid: int | None = None
+    """Its number in the host's namespace, kept by whoever has looked it up."""
+
     def __init__(self, enter: Callable[[], None], name: str) -> None:
         self._queue: queue.SimpleQueue[
             tuple[queue.SimpleQueue[tuple[Any, BaseException | None]], Callable[..., Any], tuple[Any, ...]] | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
@@ -23,12 +23,12 @@ _NEWSETELEM, _DELSETELEM = 12, 14
 _TABLE = netlink.attribute(1, ruleset.TABLE)
 _AF_INET = 2
 _BLOCK_BITS = 30
-# A filter is at most 4096 instructions (BPF_MAXINSNS), two for each link and two for each subnet.
-_MOST_FILTERED = 500
+# A filter is at most 4096 instructions (BPF_MAXINSNS): each range takes four, of links and of subnets.
+_MOST_RANGES = 400
 
 _WORD, _HALF, _BYTE, _LENGTH = 0x20, 0x28, 0x30, 0x80
-_AND, _SHIFT_LEFT, _ADD_X, _TO_X = 0x54, 0x64, 0x0C, 0x07
-_JUMP, _EQUAL, _EQUAL_X, _AT_LEAST, _RETURN = 0x05, 0x15, 0x1D, 0x35, 0x06
+_AND, _SHIFT_LEFT, _ADD_X, _OR_X, _TO_X, _SET_X = 0x54, 0x64, 0x0C, 0x4C, 0x07, 0x01
+_JUMP, _EQUAL, _EQUAL_X, _ABOVE, _AT_LEAST, _RETURN = 0x05, 0x15, 0x1D, 0x25, 0x35, 0x06
 _KEEP, _DROP = (_RETURN, 0, 0, 0xFFFF_FFFF), (_RETURN, 0, 0, 0)
 
 Instruction = tuple[int, int, int, int]
@@ -144,12 +144,15 @@ class Watchlist:
         return {run.run_id for run in self.runs[bisect_left(self.runs, low, key=_subnet) : bisect_right(self.runs, high, key=_subnet)]}
 
     def route_filter(self) -> list[Instruction]:
-        """Of rtnetlink's datagrams lets pass what `concerned_by_route` may answer to; with too many runs, everything."""
-        if len(self.runs) > _MOST_FILTERED:
-            return EVERYTHING
-        indexes = _one_of(_as_loaded(run.ifindex) for run in self.runs)
-        subnets = _one_of(run.subnet for run in self.runs)
+        """Of rtnetlink's datagrams lets pass what `concerned_by_route` may answer to, and little else, with any number of runs.
+
+        Links and subnets are numbered one after the other, so those of a thousand runs are a few ranges.
+        """
+        indexes = _one_of(ranges(run.ifindex for run in self.runs))
+        # In blocks of a /30, for those that lie beside each other to be one range.
+        subnets = _one_of(ranges(run.subnet >> 2 for run in self.runs), shift=2)
         # Offsets: nlmsg_type 4, the body 16.
+        in_attribute, in_body = _load_word(24), _load_word(20)
         return [
             (_HALF, 0, 0, 4),
             (_EQUAL, 1, 0, _as_loaded_half(netlink.NEWRULE)),
@@ -157,12 +160,12 @@ class Watchlist:
             _KEEP,
             (_EQUAL, 1, 0, _as_loaded_half(netlink.NEWROUTE)),
             (_EQUAL, 0, 1, _as_loaded_half(netlink.DELROUTE)),
-            (_JUMP, 0, 0, 5 + len(indexes)),
+            (_JUMP, 0, 0, 3 + len(in_attribute) + len(in_body) + len(indexes)),
             (_EQUAL, 1, 0, _as_loaded_half(netlink.NEWNETCONF)),
-            (_EQUAL, 0, 2, _as_loaded_half(netlink.DELNETCONF)),
-            (_WORD, 0, 0, 24),
-            (_JUMP, 0, 0, 1),
-            (_WORD, 0, 0, 20),
+            (_EQUAL, 0, 1 + len(in_attribute), _as_loaded_half(netlink.DELNETCONF)),
+            *in_attribute,
+            (_JUMP, 0, 0, len(in_body)),
+            *in_body,
             *indexes,
             # A route broader than a run's own subnet passes; of others RTA_DST is the second attribute, after RTA_TABLE.
             (_BYTE, 0, 0, 17),
@@ -212,14 +215,36 @@ def nft_filter() -> list[Instruction]:
     ]
 
 
-def _one_of(values: Iterable[int]) -> list[Instruction]:
-    # A jump reaches 255 instructions, so each value has its own return.
-    return [instruction for value in values for instruction in ((_EQUAL, 0, 1, value), _KEEP)] + [_DROP]
+def ranges(values: Iterable[int], most: int = _MOST_RANGES) -> list[tuple[int, int]]:
+    """At most so many (first, last), in order, that cover the values and as few others as can be."""
+    ordered = sorted(set(values))
+    if not ordered:
+        return []
+    # Between two ranges lie the widest gaps.
+    gaps = [at for at in range(1, len(ordered)) if ordered[at] > ordered[at - 1] + 1]
+    gaps.sort(key=lambda at: ordered[at - 1] - ordered[at])
+    cuts = sorted(gaps[: most - 1])
+    return [(ordered[begin], ordered[end - 1]) for begin, end in zip([0, *cuts], [*cuts, len(ordered)], strict=True)]
 
 
-def _as_loaded(value: int) -> int:
-    """A 32-bit number of host order as a filter loads it."""
-    return int.from_bytes(struct.pack("=I", value), "big")
+def _one_of(found: Sequence[tuple[int, int]], *, shift: int = 0) -> list[Instruction]:
+    # In order, so what is below one and was above those before it is in none. A jump reaches 255 instructions: each has its own returns.
+    tests = [
+        instruction
+        for first, last in found
+        for instruction in ((_AT_LEAST, 1, 0, first << shift), _DROP, (_ABOVE, 1, 0, (last + 1 << shift) - 1), _KEEP)
+    ]
+    return [*tests, _DROP]
+
+
+def _load_word(offset: int) -> list[Instruction]:
+    """A 32-bit number of host order, which a filter would load in network order."""
+    if sys.byteorder == "big":
+        return [(_WORD, 0, 0, offset)]
+    program: list[Instruction] = [(_SET_X, 0, 0, 0)]
+    for at in (3, 2, 1):
+        program += [(_BYTE, 0, 0, offset + at), (_OR_X, 0, 0, 0), (_SHIFT_LEFT, 0, 0, 8), (_TO_X, 0, 0, 0)]
+    return [*program, (_BYTE, 0, 0, offset), (_OR_X, 0, 0, 0)]
 
 
 def _as_loaded_half(value: int) -> int:

@@ -11,13 +11,27 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import NamedTuple
 
 from sealnet.errors import CannotSeal, KernelRefused
-from sealnet.kernel.netlink import GETADDR, GETROUTE, GETRULE, NEWADDR, NEWROUTE, NEWRULE, Message, Netlink, attribute, attributes, messages
+from sealnet.kernel.netlink import (
+    DELADDR,
+    DELROUTE,
+    GETADDR,
+    GETROUTE,
+    GETRULE,
+    NEWADDR,
+    NEWROUTE,
+    NEWRULE,
+    Message,
+    Netlink,
+    attribute,
+    attributes,
+    messages,
+)
 from sealnet.model.names import LINK_PREFIX
 from sealnet.model.subnets import Occupant
 
@@ -70,10 +84,53 @@ def see_taken(
     shows it.
     """
     blocks = frozenset(run.first >> 2 for run in runs)
-    return [*_routes(netlink, blocks), *_addresses(netlink, blocks), *_resolvers(Path(resolv_conf), Path(upstreams))]
+    return [*_routes(netlink, blocks), *_addresses(netlink, blocks), *see_resolvers(resolv_conf, upstreams)]
 
 
-def _routes(netlink: Netlink, blocks: frozenset[int]) -> list[Occupant]:
+def see_others(netlink: Netlink, blocks: frozenset[int]) -> list[Occupant]:
+    """The routes and addresses as `see_taken` tells them, but in a run's block (its /30, by number) only what is of a run's link is left
+    out: what somebody else has there counts when that run has gone."""
+    return [*_routes(netlink, blocks, is_runs=_is_runs), *_addresses(netlink, blocks, is_runs=_is_runs)]
+
+
+def see_resolvers(resolv_conf: str | Path = RESOLV_CONF, upstreams: str | Path = UPSTREAMS) -> list[Occupant]:
+    return _resolvers(Path(resolv_conf), Path(upstreams))
+
+
+def _link(index: int) -> str | None:
+    """A link's name in the calling thread's namespace; None where it is gone, and with it whatever was of it."""
+    with contextlib.suppress(OSError):
+        return socket.if_indextoname(index)
+    return None
+
+
+def _is_runs(index: int) -> bool:
+    return (_link(index) or LINK_PREFIX).startswith(LINK_PREFIX)
+
+
+def has_changed(kind: int, body: bytes, blocks: frozenset[int], known: Set[tuple[int, int]]) -> bool:
+    """Whether a notification makes another answer of `see_others`, which was of the ranges `known`. `blocks` as they are now."""
+    is_deletion = kind in (DELROUTE, DELADDR)
+    if kind in (NEWROUTE, DELROUTE):
+        bits, route, flags = body[1], body[7], _U32.unpack_from(body, 8)[0]
+        if bits < _BROADEST or (route in _NULL and bits < 30) or flags & _CLONED:
+            return False
+        found = attributes(body, _RTMSG.size)
+        index = _u32(found.get(_OIF))
+    elif kind in (NEWADDR, DELADDR):
+        bits, index, found = body[1], _IFADDRMSG.unpack_from(body)[4], attributes(body, _IFADDRMSG.size)
+    else:
+        return False
+    # A null route, or one of several hops, is of no one link.
+    name = _link(index) if index else ""
+    # RTA_DST and IFA_ADDRESS are both 1.
+    first = int.from_bytes(found[_DST], "big")
+    if name is None or (name.startswith(LINK_PREFIX) and bits >= 30 and first >> 2 in blocks):
+        return is_deletion and (first & ~(_ALL >> bits), first | _ALL >> bits) in known
+    return True
+
+
+def _routes(netlink: Netlink, blocks: frozenset[int], is_runs: Callable[[int], bool] | None = None) -> list[Occupant]:
     taken: list[Occupant] = []
     unpack, size = _ROUTE.unpack_from, _ROUTE.size
     for datagram in netlink.dump(Message(GETROUTE, 0, _RTMSG.pack(socket.AF_INET, *[0] * 8), "list the routes")):
@@ -87,7 +144,7 @@ def _routes(netlink: Netlink, blocks: frozenset[int]) -> list[Occupant]:
                 if first_attribute != _TABLE or second_attribute != _DST:
                     destination = attributes(datagram[offset:end], 16 + _RTMSG.size)[_DST]
                 first = int.from_bytes(destination, "big")
-                if bits < 30 or first >> 2 not in blocks:
+                if bits < 30 or first >> 2 not in blocks or (is_runs and not is_runs(_u32(attributes(datagram[offset:end], 28).get(_OIF)))):
                     taken.append(Occupant(first, first | _ALL >> bits, _Route(datagram[offset:end])))
             offset = end
     return taken
@@ -144,14 +201,15 @@ def _hops(body: bytes) -> list[str]:
     return words
 
 
-def _addresses(netlink: Netlink, blocks: frozenset[int]) -> list[Occupant]:
+def _addresses(netlink: Netlink, blocks: frozenset[int], is_runs: Callable[[int], bool] | None = None) -> list[Occupant]:
     taken: list[Occupant] = []
     for datagram in netlink.dump(Message(GETADDR, 0, _IFADDRMSG.pack(socket.AF_INET, 0, 0, 0, 0), "list the addresses")):
         for kind, _flags, _sequence, body in messages(datagram):
             if kind == NEWADDR:
                 bits, short_flags, index, first_attribute, address = _IFADDR.unpack_from(body)
                 # IFA_ADDRESS is the far end of a point-to-point link, else the same as IFA_LOCAL.
-                if first_attribute == _IFA_ADDRESS and bits >= 30 and int.from_bytes(address, "big") >> 2 in blocks:
+                in_run = first_attribute == _IFA_ADDRESS and bits >= 30 and int.from_bytes(address, "big") >> 2 in blocks
+                if in_run and (is_runs is None or is_runs(index)):
                     continue
                 found = attributes(body, _IFADDRMSG.size)
                 near, far = (int.from_bytes(found.get(end, address), "big") for end in (_IFA_LOCAL, _IFA_ADDRESS))

@@ -32,7 +32,7 @@ def see_side(nl: Netlink, name: str) -> Side:
         master_name=_name(link.master) if link.master else "",
         group=link.group,
         addresses=tuple(links.see_addresses(nl, link.ifindex)),
-        sysctls=sysctl.see_link(name),
+        sysctls=sysctl.told(link.specific),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from sealnet.model.plan import Seal
@@ -23,11 +23,14 @@ class Check:
     control: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "took_ms": round(self.took_ms, 3)}
+        return {**{name: getattr(self, name) for name in _NAMES}, "took_ms": round(self.took_ms, 3)}
 
     def __str__(self) -> str:
         beside = ", beside nothing that answered" if self.kind == "negative" and self.ok is None and self.control is None else ""
         return f"{self.name}: {self.asked}: expected {self.expected}, found {self.found}{beside}"
+
+
+_NAMES = tuple(item.name for item in fields(Check))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

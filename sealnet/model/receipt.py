@@ -74,9 +74,7 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         link = {"ifname": self.ifname, "ifindex": self.ifindex, "mac": self.mac} if self.ifname is not None else None
-        rest = asdict(self)
-        for name in ("ifname", "ifindex", "mac", "checks"):
-            del rest[name]
+        rest = {name: getattr(self, name) for name in _PLAIN}
         return {
             "schema": SCHEMA,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in rest.items()},
@@ -87,6 +85,9 @@ class Receipt:
             "proof_ms": round(self.proof_ms, 3),
             "checks": [one.to_json() for one in self.checks],
         }
+
+
+_PLAIN = tuple(item.name for item in fields(Receipt) if item.name not in ("ifname", "ifindex", "mac", "checks"))
 
 
 def parse(told: Mapping[str, Any]) -> Receipt:

@@ -118,6 +118,16 @@ def render_lease(ifname: str, sandbox: IPv4Address, gateway: IPv4Address, port: 
     return text
 
 
+def render_no_lease(ifname: str, sandbox: IPv4Address, gateway: IPv4Address, port: int) -> str:
+    """No such lease and no such gateway, whether there is one or not: an `add` of what stands changes nothing, and a bare `delete` of what
+    is gone would undo the whole transaction."""
+    text = ""
+    for element in (f"gateways {{ {gateway}", f"leases {{ {lease_element(ifname, sandbox, gateway, port)}"):
+        whole = f"element {FAMILY} {TABLE} {element}"
+        text += f"add {whole} timeout 1s }}\ndelete {whole} }}\n"
+    return text
+
+
 def render_inside(*, gateway: IPv4Address | None, ports: Sequence[int], ifname: str) -> str:
     """The filter inside the run's namespace. Without a leased port only the namespace's own addresses answer.
 

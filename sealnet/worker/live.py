@@ -173,8 +173,9 @@ class Live:
         """In another thread: how it has ended, and everything of it taken away."""
         run = self.run
         with contextlib.suppress(SealnetError):
-            # What is still there of it; if it cannot be, the teardown says so.
-            run.kill()
+            # What is still there of it; if it cannot be, the teardown says so. That also looks for who else is in its namespace, among all
+            # processes of the host: once is enough.
+            run.kill(own=True)
         try:
             status = TIMED_OUT if self._is_late else run.wait_end()
         except SealnetError as error:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 # Most of a launch and of a teardown is waiting for the kernel (RCU), which waits for many at once.
 _THREADS, _LOOKERS = 16, 4
 _TERM = 15
-_GLANCES_EACH_S, _SETTLES_S = 50, 2.0
+_GLANCES_EACH_S, _SETTLES_S = 100, 2.0
 _TOLD_S = 0.005
 # A run has six.
 _MOST_FDS = 65536

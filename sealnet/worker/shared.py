@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from sealnet.errors import KernelRefused
-from sealnet.kernel import links
+from sealnet.kernel import links, sockets
 from sealnet.kernel.host import Host
 from sealnet.kernel.netns import Inside
+from sealnet.kernel.taken import Taken
 from sealnet.kernel.watch import Watch
 from sealnet.model.plan import Seal
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """A link that is to be deleted."""
-
-    index: int
-    name: str
-    is_gone: bool = False
+from sealnet.model.subnets import Occupant
+from sealnet.worker.together import Together
 
 
 class SharedHost(Host):
-    """The host for any number of threads: each has sockets of its own, opened when it first needs them."""
+    """The host for any number of threads: each has sockets of its own, opened when it first needs them.
+
+    Runs that begin, go on or end together have their leases granted, renewed and withdrawn in one transaction, their connections looked
+    for in one dump, and their links deleted by one request. What waits for RCU waits once.
+    """
 
     def __init__(self, directory: Path, tag: str) -> None:
         self.tag = tag
         self._directory = directory
         self._own = threading.local()
         self._made: list[Host] = []
-        self._deleting, self._wanted_lock = threading.Lock(), threading.Lock()
-        self._wanted: list[_Wanted] = []
+        self._taken = Taken()
+        self._granting = Together(alone=self._grant, together=self._grant_all)
+        self._asking = Together(alone=super().is_connected, together=self._are_connected)
+        self._revoking = Together(alone=super().revoke, together=self._revoke_all)
+        self._deleting = Together(alone=self._delete, together=self._delete_all)
 
     def __getattr__(self, name: str) -> Any:
         # What Host.__init__ would have made once for all.
@@ -47,31 +46,54 @@ class SharedHost(Host):
             self._made.append(host)
         return getattr(host, name)
 
-    def delete_link(self, index: int, name: str) -> None:
-        """Runs that end together have their links deleted together: whoever waits here meanwhile is served by the next who deletes."""
-        own = _Wanted(index, name)
-        with self._wanted_lock:
-            self._wanted.append(own)
-        with self._deleting:
-            with self._wanted_lock:
-                found, self._wanted = self._wanted, []
-            if found:
-                self._delete(found)
-        # One that could not go with the others may go alone, or tells why it does not.
-        if not own.is_gone:
-            links.remove(self.netlink, index, name)
+    def see_taken(self, runs: list[Occupant]) -> list[Occupant]:
+        """By whoever holds the lock under which subnets are reserved."""
+        return self._taken.see(self.netlink, runs)
 
-    def _delete(self, found: list[_Wanted]) -> None:
-        with contextlib.suppress(KernelRefused):
-            if len(found) > 1:
-                links.remove_together(self.netlink, [(one.index, one.name) for one in found])
-            else:
-                links.remove(self.netlink, found[0].index, found[0].name)
-            for one in found:
-                one.is_gone = True
+    def see_taken_anew(self, runs: list[Occupant]) -> list[Occupant]:
+        return self._taken.see(self.netlink, runs, anew=True)
+
+    def grant(self, seal: Seal, *, ttl_s: int) -> bool:
+        return self._granting.do((seal, ttl_s))
+
+    def _grant(self, wanted: tuple[Seal, int]) -> bool:
+        seal, ttl_s = wanted
+        return super().grant(seal, ttl_s=ttl_s)
+
+    def _grant_all(self, wanted: Sequence[tuple[Seal, int]]) -> list[bool]:
+        self.gate.grant_all(wanted)
+        return [False] * len(wanted)
+
+    def is_connected(self, sandbox: IPv4Address) -> bool:
+        return self._asking.do(sandbox)
+
+    def _are_connected(self, sandboxes: Sequence[IPv4Address]) -> list[bool]:
+        found = sockets.connected(sandboxes)
+        return [sandbox in found for sandbox in sandboxes]
+
+    def revoke(self, seal: Seal) -> None:
+        if seal.sandbox is None:
+            super().revoke(seal)
+        else:
+            self._revoking.do(seal)
+
+    def _revoke_all(self, seals: Sequence[Seal]) -> list[None]:
+        self.gate.forget_all(seals)
+        return [None] * len(seals)
+
+    def delete_link(self, index: int, name: str) -> None:
+        self._deleting.do((index, name))
+
+    def _delete(self, link: tuple[int, str]) -> None:
+        super().delete_link(*link)
+
+    def _delete_all(self, found: Sequence[tuple[int, str]]) -> list[None]:
+        links.remove_together(self.netlink, found)
+        return [None] * len(found)
 
     def close(self) -> None:
         """Once no thread uses it any more."""
+        self._taken.close()
         for host in self._made:
             host.close()
         self._made.clear()

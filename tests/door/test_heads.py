@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import h11
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sealnet.door.heads import BadRequest, Head, first_words, read, short
@@ -69,14 +69,12 @@ def check(data: bytes) -> None:
         assert (found.method, found.target, found.path, found.has_body) == (other.method, other.target, other.path, other.has_body), data
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=9).map(b"".join))
 def test_the_short_way_and_h11_agree(data: bytes) -> None:
     check(data)
     check(data + b"\r\n\r\n")
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_they_agree_on_a_connect_with_a_few_bytes_changed(data: st.DataObject) -> None:
     changed = bytearray(PLAIN)
@@ -105,7 +103,6 @@ def test_the_short_way_leaves_the_rest_to_h11(data: bytes) -> None:
     assert short(data) is None
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_what_cannot_be_read_is_told_without_failing(data: bytes) -> None:
     method, host = first_words(data)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 import pytest
 
-from sealnet.errors import KernelRefused
-from sealnet.kernel import links
+from sealnet.errors import KernelRefused, SealnetError
+from sealnet.kernel import links, sockets
+from sealnet.kernel.gate import Gate
 from sealnet.kernel.netlink import Netlink
+from sealnet.kernel.nft import Nft
+from sealnet.model.plan import Seal
 from sealnet.records import State
 from sealnet.worker.shared import SharedHost
-from tests.lab import Host
+from sealnet.worker.together import Together
+from tests.lab import Host, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -88,13 +95,12 @@ def test_many_who_delete_at_once_find_their_links_gone(
         shared.delete_link(index, name)
         gone.append(name not in there(host))
 
-    with shared._deleting:
+    with shared._deleting._doing:
         # They are all there before the first may.
         deleting = [threading.Thread(target=delete, args=one) for one in found]
         for thread in deleting:
             thread.start()
-        while len(shared._wanted) < len(found):
-            pass
+        wait_for(lambda: len(shared._deleting._waiting) == len(found), what="all of them wait")
     for thread in deleting:
         thread.join()
 
@@ -117,3 +123,129 @@ def test_a_link_that_is_gone_has_no_address(host: Host) -> None:
 
     assert before == ["192.0.2.1/24"]
     assert after == []
+
+
+# Leases and connections
+
+MANY = [Seal(run_id=f"many-{number}", subnet=IPv4Network(f"198.18.0.{4 * number}/30"), lease_port=8080) for number in range(6)]
+
+
+def together(shared: SharedHost, part: Together[Any, Any], calls: list[Callable[[], Any]]) -> list[Any]:
+    """What each of the calls has answered, or raised, when all of them have come before the first may."""
+    answers: list[Any] = [None] * len(calls)
+
+    def call(at: int) -> None:
+        try:
+            answers[at] = calls[at]()
+        except SealnetError as error:
+            answers[at] = error
+
+    with part._doing:
+        threads = [threading.Thread(target=call, args=(at,)) for at in range(len(calls))]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(part._waiting) == len(calls), what="all of them wait")
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+@pytest.fixture
+def transactions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    real = Nft.apply
+
+    def apply(self: Nft, text: str, what: str) -> None:
+        found.append(what)
+        real(self, text, what)
+
+    monkeypatch.setattr(Nft, "apply", apply)
+    return found
+
+
+def test_leases_are_granted_and_withdrawn_in_one_transaction(host: Host, shared: SharedHost, transactions: list[str]) -> None:
+    shared.add_gate()
+    transactions.clear()
+
+    granted = together(shared, shared._granting, [partial(shared.grant, of, ttl_s=90) for of in MANY])
+    held = [(shared.has_lease(of), shared.has_gateway(of)) for of in MANY]
+    withdrawn = together(shared, shared._revoking, [partial(shared.revoke, of) for of in MANY[1:]])
+
+    assert granted == [False] * len(MANY)
+    assert held == [(True, True)] * len(MANY)
+    assert withdrawn == [None] * len(MANY[1:])
+    assert transactions == [f"grant the leases of {len(MANY)} runs", f"remove the leases of {len(MANY) - 1} links"]
+    assert [(shared.has_lease(of), shared.has_gateway(of)) for of in MANY] == [(True, True)] + [(False, False)] * len(MANY[1:])
+    shared.revoke(MANY[0])
+    assert not shared.has_lease(MANY[0])
+    # What is gone already keeps nobody's from going.
+    shared.grant(MANY[2], ttl_s=90)
+    together(shared, shared._revoking, [partial(shared.revoke, of) for of in MANY])
+    assert not any(shared.has_lease(of) or shared.has_gateway(of) for of in MANY)
+
+
+def test_a_lost_gate_is_put_back_by_whoever_grants_next(host: Host, shared: SharedHost) -> None:
+    granted = together(shared, shared._granting, [partial(shared.grant, of, ttl_s=90) for of in MANY])
+
+    # Whoever has found it gone tells so.
+    assert set(granted) <= {True, False}
+    assert any(granted)
+    assert all(shared.has_lease(of) for of in MANY)
+    host.run("nft", "delete", "table", "inet", "sealnet")
+    assert together(shared, shared._revoking, [partial(shared.revoke, of) for of in MANY]) == [None] * len(MANY)
+    shared.add_gate()
+
+
+def test_one_that_is_refused_keeps_nobody_elses_lease_from_being_granted(
+    host: Host, shared: SharedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.add_gate()
+    real = Gate.grant
+
+    def grant(self: Gate, seal: Seal, *, ttl_s: int) -> bool:
+        if seal is MANY[3]:
+            raise KernelRefused("cannot grant the lease: no", errno=28)
+        return real(self, seal, ttl_s=ttl_s)
+
+    def grant_all(self: Gate, wanted: Any) -> None:
+        raise KernelRefused("cannot grant the leases: no", errno=28)
+
+    monkeypatch.setattr(Gate, "grant", grant)
+    monkeypatch.setattr(Gate, "grant_all", grant_all)
+
+    granted = together(shared, shared._granting, [partial(shared.grant, of, ttl_s=90) for of in MANY])
+
+    assert [isinstance(one, KernelRefused) for one in granted] == [of is MANY[3] for of in MANY]
+    assert [shared.has_lease(of) for of in MANY] == [of is not MANY[3] for of in MANY]
+    for of in MANY:
+        shared.revoke(of)
+
+
+def test_connections_are_looked_for_in_one_dump_and_each_is_told_of_its_own(
+    host: Host, shared: SharedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    real = sockets.connected
+
+    def connected(addresses: Any) -> Any:
+        asked.append(len(addresses))
+        return real(addresses)
+
+    monkeypatch.setattr(sockets, "connected", connected)
+    far = [IPv4Address(f"127.0.7.{number}") for number in range(1, 65)]
+    plain = socket.create_server(("127.0.0.1", 0))
+    dual = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    with plain, dual:
+        near = [
+            socket.create_connection(("127.0.0.1", server.getsockname()[1]), source_address=(str(far[at]), 0))
+            for server, at in ((plain, 3), (dual, 7), (plain, 63))
+        ]
+        accepted = [plain.accept()[0], dual.accept()[0], plain.accept()[0]]
+
+        found = together(shared, shared._asking, [partial(shared.is_connected, address) for address in far])
+
+        assert [at for at, is_there in enumerate(found) if is_there] == [3, 7, 63]
+        assert asked == [len(far)]
+        for one in (*near, *accepted):
+            one.close()
+    assert not shared.is_connected(far[0])

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sealnet.kernel import netlink, notices, watch
 from sealnet.kernel.netlink import attribute, nested
@@ -198,12 +200,32 @@ def test_the_filter_lets_what_concerns_a_run_pass_and_drops_strangers_links_addr
     assert [right for let_by, right in zip(passed, concerned, strict=True) if right and not let_by] == []
 
 
-def test_the_filter_of_very_many_runs_lets_everything_pass() -> None:
-    runs = [Watched(f"r{number}", f"seal{number}", number, number * 4) for number in range(1, 500)]
-    stranger = link(netlink.NEWLINK, 5000)
+@pytest.mark.parametrize("count", [1, 399, 401, 5000])
+def test_the_filter_of_very_many_runs_drops_strangers_links_and_routes_as_well(count: int) -> None:
+    base = int(IPv4Address("198.18.0.0"))
+    # Apart, so that each is a range of its own where there are few.
+    runs = [Watched(f"r{number}", f"seal{number}", 1000 + 3 * number, base + 8 * number) for number in range(count)]
+    first, last = runs[0], runs[-1]
+    theirs = [link(netlink.NEWLINK, index) for index in (1, first.ifindex - 1, last.ifindex + 1, 0x7FFF_FFFF)]
+    theirs += [route(f"{IPv4Address(of)}/32") for of in (base - 1, last.subnet + 4, 0, 0xFFFF_FFFF)]
+    ours = [link(netlink.NEWLINK, run.ifindex) for run in runs[:: max(1, count // 50)]] + [link(netlink.DELLINK, last.ifindex)]
+    ours += [route(f"{IPv4Address(run.subnet + 3)}/32") for run in (first, last)]
 
-    assert passes(Watchlist(runs).route_filter(), [stranger, link(netlink.NEWLINK, 499)]) == [False, True]
-    assert passes(Watchlist([*runs, *RUNS]).route_filter(), [stranger]) == [True]
+    passed = passes(Watchlist(runs).route_filter(), [*theirs, *ours])
+
+    assert passed == [False] * len(theirs) + [True] * len(ours)
+
+
+@given(values=st.lists(st.integers(0, 2000), max_size=200), most=st.integers(1, 20))
+def test_ranges_cover_every_value_and_are_few_and_apart(values: list[int], most: int) -> None:
+    found = notices.ranges(values, most)
+
+    assert all(any(first <= value <= last for first, last in found) for value in values)
+    assert len(found) <= most
+    assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(found))
+    assert all(first in values and last in values for first, last in found)
+    covered = set(itertools.chain.from_iterable(range(first, last + 1) for first, last in found))
+    assert len(found) == most or covered == set(values)
 
 
 def test_the_filter_drops_single_changes_of_other_tables() -> None:

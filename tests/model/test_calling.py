@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import sealnet
@@ -67,7 +67,6 @@ def test_what_is_no_option_is_a_bug() -> None:
         asked(colour="red")
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(EVERY)), st.none()))
 def test_what_is_null_was_not_given(given: dict[str, None]) -> None:
     assert calling.options(ROOT, {**asked(), "options": given}) == {}

@@ -241,7 +241,7 @@ def test_what_cannot_be_relied_on_is_never_folded_to_enforced(make: Callable[[],
     st.one_of(st.binary(min_size=1, max_size=3), st.just(b"")),
     st.sampled_from(["open", "allowlist"]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_change_of_bytes_makes_a_claim_true(part: str, at: int, data: bytes, confinement: str) -> None:
     """Of one that is not enforced."""
     bundle = a_bundle(confinement=confinement, log=None if confinement == "open" else a_log(LINES[0]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sealnet.errors import UsageError
 from sealnet.model import names
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=25)
 
 run_ids = st.text(alphabet="az09-", min_size=1, max_size=63).filter(lambda text: not text.startswith("-") and not text.endswith("-"))
 tags = st.builds("{:x}:{:x}".format, st.integers(0, 1 << 32), st.integers(0, 1 << 64))
@@ -30,7 +30,7 @@ def test_what_the_contracts_pattern_matches_is_a_run_id(text: str) -> None:
     assert names.run_id(text) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(nearly)
 def test_nothing_else_is_a_run_id(text: str) -> None:
     allowed = set(string.ascii_lowercase + string.digits + "-")

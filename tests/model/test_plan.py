@@ -18,7 +18,7 @@ from sealnet.model.plan import Bind, Seal, bind, mount_point, profile, profile_p
 from sealnet.model.policy import Confinement
 from tests.model.build import SUBNET, a_plan, sealed, severed
 
-FEW = settings(max_examples=50, deadline=None)
+FEW = settings(max_examples=50)
 
 
 # Plans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sealnet.model.rates import Count, Rate
@@ -16,7 +16,6 @@ def test_a_burst_is_had_at_once_and_comes_back_with_time() -> None:
     assert [rate.take(7, 0.6), rate.take(7, 0.6), rate.take(7, 1.1)] == [True, False, True]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=200), st.integers(1, 5), st.integers(1, 10))
 def test_never_more_than_the_burst_and_what_came_back(pauses: list[float], per_s: int, burst: int) -> None:
     rate, now, taken = Rate(per_s=per_s, burst=burst), 0.0, 0

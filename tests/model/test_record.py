@@ -56,7 +56,7 @@ def test_what_is_written_is_what_is_read(values: dict[str, Any]) -> None:
     assert json.loads(record.render())["schema"] == SCHEMA
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.text(alphabet=st.characters()),
     st.floats(allow_nan=False, allow_infinity=False),

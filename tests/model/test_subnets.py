@@ -121,7 +121,7 @@ def brute(pool: Sequence[IPv4Network], taken: Sequence[Occupant]) -> IPv4Network
     return None
 
 
-@settings(max_examples=FEW, deadline=None)
+@settings(max_examples=FEW)
 @given(pools, st.lists(ranges, max_size=8))
 def test_it_finds_what_looking_at_each_block_finds(pool: list[IPv4Network], taken: list[Occupant]) -> None:
     expected = brute(pool, taken)
@@ -132,7 +132,7 @@ def test_it_finds_what_looking_at_each_block_finds(pool: list[IPv4Network], take
         assert free(pool, *taken) == str(expected)
 
 
-@settings(max_examples=FEW, deadline=None)
+@settings(max_examples=FEW)
 @given(st.lists(st.builds(lambda a, n: IPv4Network((a, n), strict=False), st.integers(0, 2**32 - 1), st.integers(8, 32)), max_size=30))
 def test_what_is_handed_out_never_overlaps_and_keeps_the_pools_order(taken: list[IPv4Network]) -> None:
     found = first_free(DEFAULT_POOL, [Occupant.of(prefix, "") for prefix in taken], max_runs=1)
@@ -142,7 +142,7 @@ def test_what_is_handed_out_never_overlaps_and_keeps_the_pools_order(taken: list
     assert place == 0 or any(at(place - 1, DEFAULT_POOL).overlaps(prefix) for prefix in taken)
 
 
-@settings(max_examples=FEW, deadline=None)
+@settings(max_examples=FEW)
 @given(st.integers(1, 8))
 def test_runs_get_distinct_prefixes_until_the_pool_is_full(room: int) -> None:
     pool = [IPv4Network((int(IPv4Address("10.7.0.0")) + 4 * n, 30)) for n in range(room)]

@@ -7,7 +7,7 @@ import json
 import pytest
 from asyncvarlink import VarlinkMethodCall, VarlinkMethodReply
 from asyncvarlink.protocol import varlink_boundaries
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sealnet.model import varlink
@@ -28,7 +28,6 @@ def parsed(data: bytes, **kind: bool) -> Call:
     return parse_call(message)
 
 
-@settings(deadline=None)
 @given(METHOD, PARAMETERS, st.sampled_from([{}, {"more": True}, {"oneway": True}]))
 def test_the_other_implementation_reads_our_calls(method: str, parameters: dict, flags: dict) -> None:
     data = varlink.render_call(method, parameters, **flags)
@@ -40,7 +39,6 @@ def test_the_other_implementation_reads_our_calls(method: str, parameters: dict,
     assert (theirs.more, theirs.oneway, theirs.upgrade) == (flags.get("more", False), flags.get("oneway", False), False)
 
 
-@settings(deadline=None)
 @given(METHOD, PARAMETERS, st.sampled_from(["", "more", "oneway", "upgrade"]))
 def test_we_read_the_other_implementations_calls(method: str, parameters: dict, flag: str) -> None:
     theirs = VarlinkMethodCall(method, parameters, **({flag: True} if flag else {}))
@@ -50,7 +48,6 @@ def test_we_read_the_other_implementations_calls(method: str, parameters: dict, 
     assert call == Call(method, parameters, **({flag: True} if flag else {}))
 
 
-@settings(deadline=None)
 @given(PARAMETERS, st.booleans())
 def test_replies_are_the_same_to_both(parameters: dict, continues: bool) -> None:
     data = varlink.render_reply(parameters, continues=continues)
@@ -60,7 +57,6 @@ def test_replies_are_the_same_to_both(parameters: dict, continues: bool) -> None
     assert parse_reply(json.dumps(theirs.tojson()).encode()) == Reply(parameters, continues)
 
 
-@settings(deadline=None)
 @given(METHOD, PARAMETERS)
 def test_errors_are_the_same_to_both(error: str, parameters: dict) -> None:
     data = varlink.render_error(error, parameters)
@@ -70,7 +66,6 @@ def test_errors_are_the_same_to_both(error: str, parameters: dict) -> None:
     assert parse_reply(data[:-1]) == Reply(parameters, error=error)
 
 
-@settings(deadline=None)
 @given(st.lists(PARAMETERS, max_size=5), st.lists(st.integers(1, 40), min_size=1))
 def test_messages_are_found_however_the_bytes_come(told: list[dict], sizes: list[int]) -> None:
     data = b"".join(varlink.render_call("a.B", parameters) for parameters in told)
@@ -85,7 +80,6 @@ def test_messages_are_found_however_the_bytes_come(told: list[dict], sizes: list
     assert frames.size_bytes == 0
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_nothing_but_malformed_comes_of_any_bytes(data: bytes) -> None:
     try:
