@@ -231,22 +231,26 @@ def tool_run(host: Host, run_id: str) -> Callable[[], int]:
 def kill_at_random(starts: list[Callable[[], int]], typical_s: float, chance: random.Random) -> int:
     """Start each, WIDTH at a time, and kill it at a random moment of its set-up; how many were killed before their own end.
 
-    The set-up is what comes first of `typical_s`, the whole of a run's time.
+    The set-up is what comes first of `typical_s`, the whole of a run's time; how much that is changes with the machine's load, so whoever
+    ends by himself was killed too late, and the next are killed sooner.
     """
+    span_s = typical_s * 0.7
     due: list[tuple[float, int]] = []
     killed = 0
     waiting = list(reversed(starts))
     while waiting or due:
         while waiting and len(due) < WIDTH:
             pid = waiting.pop()()
-            due.append((time.monotonic() + chance.uniform(0, typical_s * 0.7), pid))
+            due.append((time.monotonic() + chance.uniform(0, span_s), pid))
         due.sort()
         at, pid = due.pop(0)
         time.sleep(max(0.0, at - time.monotonic()))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         _pid, status = os.waitpid(pid, 0)
-        killed += os.WIFSIGNALED(status)
+        was_killed = os.WIFSIGNALED(status)
+        span_s *= 1.05 if was_killed else 0.9
+        killed += was_killed
     return killed
 
 
