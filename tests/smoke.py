@@ -18,10 +18,10 @@ SMOKE = {
         "e2e/test_cases_pf.py::test_ipv6_link_local_does_not_lead_around_the_filter",
     ),
     "2: and that stays so": (
+        "e2e/test_cases_pf.py::test_a_flushed_ruleset_opens_nothing_and_the_gate_comes_back",
         "e2e/test_cases_pf.py::test_a_host_that_forwards_forwards_nothing_of_a_run",
         "e2e/test_cases_pf.py::test_other_tables_are_left_as_they_are",
         "e2e/test_cases_pf.py::test_route_localnet_leads_to_no_loopback_service",
-        "e2e/test_cases_pf.py::test_a_flushed_ruleset_opens_nothing_and_the_gate_comes_back",
         "tests/kernel/test_contract.py::test_a_lease_that_nobody_renews_runs_out[real]",
         "e2e/test_cases_pf.py::test_what_others_change_opens_nothing_but_the_lease[everything]",
         "tests/kernel/test_contract.py::test_the_routes_of_a_seal_lead_where_they_must[real]",
@@ -76,8 +76,8 @@ SMOKE = {
         "e2e/test_cases_proc.py::test_a_key_that_sends_a_signal_sends_it_once[1234]",
     ),
     "doors": (
-        "e2e/test_doors.py::test_a_broker_on_loopback_is_reached_through_a_relay",
         "e2e/test_doors.py::test_a_unix_broker_is_opened_with_the_rights_of_the_runs_user",
+        "e2e/test_doors.py::test_a_broker_on_loopback_is_reached_through_a_relay",
         "e2e/test_doors.py::test_a_door_has_nothing_to_lose_and_strangers_are_turned_away",
         "e2e/test_doors.py::test_a_client_reaches_a_declared_host_through_the_proxy_and_no_other[curl-tls]",
     ),
