@@ -229,7 +229,7 @@ class State:
             except FileNotFoundError:
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                locks.acquire(fd)
                 # Whoever held it before may have removed the directory, and somebody may have claimed the id anew.
                 if _is(fd, directory):
                     yield (directory / "record.json").exists()
