@@ -1023,7 +1023,7 @@ def test_both_verdicts(engine: Engine) -> None:
     counts = {each: reasons.count(each) for each in set(reasons)}
     assert counts == {("ALLOW", ""): 55, ("DENY", "not declared"): 55, ("DENY", "bad request"): 10, ("DENY", "private address"): 10}
     assert all({"run_id", "time", "method", "host", "port", "verdict", "reason"} <= record.keys() for record in records)
-    assert engine.stop() == {"run": "run-1", "records": 130, "open": 0, "failed": None, "strangers": 0}
+    assert engine.stop() == {"run": "run-1", "records": 130, "open": 0, "failed": None, "denied": 75, "strangers": 0}
 
 
 @pytest.mark.parametrize(
@@ -1096,7 +1096,7 @@ def test_a_relay_to_a_tcp_target(bare: Engine) -> None:
     done = bare.in_box("curl", "-sS", "-m", "5", f"http://{GATEWAY}:{PORT + 1}/hello")
 
     assert done.stdout == "/hello", done.stderr
-    assert bare.stop("run-2") == {"run": "run-2", "records": 0, "open": 0, "failed": None, "strangers": 0}
+    assert bare.stop("run-2") == {"run": "run-2", "records": 0, "open": 0, "failed": None, "denied": 0, "strangers": 0}
     with pytest.raises(ConnectionRefusedError):
         bare.connect(PORT + 1)
 
