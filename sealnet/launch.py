@@ -302,9 +302,9 @@ def _prove(run: Run) -> None:
         try:
             proof = prove.network(run.host, run.seal, run.inside, stand_in, neighbours=run.neighbours, timeout_s=timeout_s)
         except OSError as error:
-            raise CannotSeal(
-                f"cannot prove the seal of run {plan.run_id}: the host's ends of it cannot be had: {error.strerror}"
-            ) from error
+            changed = _changed(run)
+            why = changed or f"the host's ends of it cannot be had: {error.strerror}"
+            raise CannotSeal(f"cannot prove the seal of run {plan.run_id}: {why}", hint=sealing.KEEP_OFF if changed else None) from error
         run.proof_ms += (time.perf_counter() - began) * 1e3
         run.claim.state.add_probed(run.run_id, proof.tried)
         shut = [one for one in proof.checks if one.kind == "positive" and one.ok is False and one.name in _DOORS]
@@ -317,6 +317,15 @@ def _prove(run: Run) -> None:
     if wrong is not None:
         raise NotSealed(f"cannot prove the seal of run {run.run_id}: {wrong}")
     run.claim.update(state="proved")
+
+
+def _changed(run: Run) -> str | None:
+    """What somebody has done to the seal since it was built, in words."""
+    try:
+        sealing.verify(run.host, run.seal, run.inside, sysctls=sysctl.expected())
+    except NotSealed as error:
+        return error.message.partition(": ")[2]
+    return None
 
 
 def _no_broker(run: Run, stand_in: StandIn, answer: Check) -> NoBroker:
@@ -333,6 +342,8 @@ def _no_broker(run: Run, stand_in: StandIn, answer: Check) -> NoBroker:
             f"{what}; the broker listens on {', '.join(addresses)} alone",
             hint="let it listen on 0.0.0.0, where a firewall keeps others out, or on the gateway's address",
         )
+    if changed := _changed(run):
+        return NoBroker(f"{what}; the seal was changed since it was built: {changed}", hint=sealing.KEEP_OFF)
     blame = run.host.blame(run.seal, port, lambda: prove.answers(run.seal, port, stand_in, timeout_s=_ASKED_ANYWAY_S))
     is_door = answer.name == "proxy" or run.plan.broker is not None
     return NoBroker(f"{what}; {blame.cause()}", hint=blame.hint(port, run.config.door_ports if is_door else None))

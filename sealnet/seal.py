@@ -15,6 +15,9 @@ from sealnet.model import check, names
 from sealnet.model.check import Check, Seen
 from sealnet.model.plan import Seal
 
+# For whoever finds that a new link is not left as it was made.
+KEEP_OFF = "another program changes new links; keep this host's network managers off those of runs: sealnet host install"
+
 
 class Kernel(Protocol):
     """What the seal asks of the kernel: sealnet.kernel.host.Host, or a fake. `inside` is the kernel's own handle of a namespace."""
@@ -108,7 +111,7 @@ def verify(kernel: Kernel, seal: Seal, inside: Any, *, sysctls: dict[str, str]) 
     if found:
         raise NotSealed(
             f"cannot seal run {seal.run_id}: {'; '.join(found)}",
-            hint="a policy rule or another program has its hand on the link: repeat the command quoted above" if wrong else None,
+            hint="a policy rule or another program has its hand on the link: repeat the command quoted above" if wrong else KEEP_OFF,
         )
     return seen, [whole, *checks]
 

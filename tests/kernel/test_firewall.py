@@ -15,13 +15,14 @@ import pytest
 
 from sealnet import launch as launching
 from sealnet import prove, request
-from sealnet.errors import KernelRefused, NoBroker
+from sealnet.errors import KernelRefused, NoBroker, SealnetError
 from sealnet.kernel import firewall, netlink
 from sealnet.kernel.host import Host
 from sealnet.kernel.nft import Nft
 from sealnet.launch import launch
 from sealnet.model import names
 from sealnet.model.config import Config
+from sealnet.model.plan import Seal
 from sealnet.records import State
 from sealnet.running import Streams
 from tests import lab
@@ -277,3 +278,26 @@ def test_a_search_that_is_cut_short_leaves_no_table(place: Place, how: str) -> N
     assert ended == (-signal.SIGKILL if how == "killed" else 3)
     assert "sealnet-trace-sealaaaaaaaaaaa" in seen.read_text()
     assert place.host.run("nft", "list", "tables").stdout == tables
+
+
+@pytest.mark.parametrize(
+    ("deed", "told"), [("addr flush dev {}", "has address none, not 198.18.0."), ("link set {} down", "is down")], ids=["address", "down"]
+)
+def test_a_link_that_a_network_manager_has_taken_is_named_and_no_firewall(
+    place: Place, monkeypatch: pytest.MonkeyPatch, deed: str, told: str
+) -> None:
+    network = prove.network
+
+    def taken(kernel: Host, seal: Seal, *arguments: Any, **options: Any) -> prove.Proof:
+        place.host.run("ip", *deed.format(seal.ifname).split())
+        return network(kernel, seal, *arguments, **options)
+
+    assert place.run() == 0
+    monkeypatch.setattr(prove, "network", taken)
+    with pytest.raises(SealnetError) as caught:
+        place.run()
+    place.host.assert_clean()
+
+    assert told in caught.value.message
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith("sealnet host install")
