@@ -52,7 +52,7 @@ class Bundles:
         shutil.rmtree(self._directory / name, ignore_errors=True)
 
     def keep(self, record: Record, name: object) -> None:
-        """From now on a run has this one; none where that is no name of ours (a record is damaged), for what it leads to would be removed."""
+        """From now on a run has this one; none where it is no name of ours (a record is damaged): what it leads to would be removed."""
         self._of.pop(record.run_id, None)
         if isinstance(name, str) and _NAME.fullmatch(name):
             self._of[record.run_id] = record.started, name
