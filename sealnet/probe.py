@@ -71,17 +71,23 @@ class Answers:
         self._kept: dict[int | None, tuple[CanSeal, float]] = {}
 
     def ask(self, port: int | None = None) -> CanSeal:
+        # Before the lock: what is known waits for no attempt at another port, which may be somebody else's.
+        if (known := self._known(port)) is not None:
+            return known
         with self._lock:
-            if port in self._kept:
-                known, since = self._kept[port]
-                if known.ok or self._clock() - since < RETRY_S:
-                    return known
-                del self._kept[port]
+            if (known := self._known(port)) is not None:
+                return known
+            self._kept.pop(port, None)
             answer = self._attempt(port)
             if len(self._kept) >= _MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
+                # Not the one that is asked for without a port, which is everybody's.
+                del self._kept[next(port for port in self._kept if port is not None)]
             self._kept[port] = answer, self._clock()
             return answer
+
+    def _known(self, port: int | None) -> CanSeal | None:
+        kept = self._kept.get(port)
+        return None if kept is None or not (kept[0].ok or self._clock() - kept[1] < RETRY_S) else kept[0]
 
     def doubt(self) -> None:
         """A run could not be sealed: what was good until now is tried again by the next who asks."""

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +116,18 @@ def test_what_has_happened_is_counted() -> None:
     assert (singles["sealnet_setup_seconds_count"], singles["sealnet_setup_seconds_sum"]) == (2, 99.02)
 
 
+@pytest.mark.parametrize("denied", ["5", None, True, -1, 1.5, float("inf"), float("nan"), 10**400, [1], {}])
+def test_what_a_door_that_was_taken_over_says_it_has_counted_spoils_nothing(denied: object) -> None:
+    counted = Metrics()
+    counted.end(record(), tried=[], denied=3, took_s=0.1, is_left=False)
+
+    counted.end(record(), tried=[], denied=denied, took_s=0.1, is_left=False)
+
+    found = parsed(counted.render(now()))
+    assert found["sealnet_denied_requests_total"][()] == 3
+    assert found["sealnet_runs_ended_total"][("confinement", "sealed"),] == 2
+
+
 def test_a_histogram_counts_what_is_no_more_than_each_bound() -> None:
     counted = Metrics()
     for took_s in (0.0, 0.02, 0.020001, 31.0):
@@ -196,19 +209,31 @@ def test_there_are_none_unless_they_are_asked_for() -> None:
 # Who asks
 
 
-def story(told: Callable[[Any], Awaitable[None]], *, at: Endpoint | None = None, shut_out: int = DOOR) -> None:
-    """Told with the address at which metrics are served in this process."""
+def story(
+    told: Callable[[Any], Awaitable[None]],
+    *,
+    at: Endpoint | None = None,
+    shut_out: int = DOOR,
+    before: Callable[[Any], None] = lambda _address: None,
+) -> None:
+    """Told with the address at which metrics are served in this process. `before` they are, what comes waits in the kernel's queue."""
     runs = SimpleNamespace(metrics=Metrics(), launching=0, helper_starts=1, records=lambda: [record()])
-    state = SimpleNamespace(reservations=dict)
+    state = SimpleNamespace(reserved=lambda: [1, 2])
 
     async def run() -> None:
         sock = scrape.listen(at or Endpoint(address="127.0.0.1", port=0))
         scrapes = Scrapes(sock, runs, state, most=4096, shut_out=shut_out)  # type: ignore[arg-type]
-        await scrapes.start()
+        address = at.path if at is not None and at.path is not None else sock.getsockname()
+        before(address)
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
+        scrapes.start()
         try:
-            await told(at.path if at is not None and at.path is not None else sock.getsockname())
+            await told(address)
         finally:
             scrapes.close()
+        # The worker would write each down as a bug of its own.
+        assert faults == []
 
     asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
@@ -231,7 +256,9 @@ def test_who_asks_is_told(at: Any, tmp_path: Path) -> None:
         status, body = await ask(address)
 
         assert status == "HTTP/1.1 200 OK"
-        assert parsed(body.decode())["sealnet_runs"][("confinement", "sealed"), ("state", "running")] == 1
+        found = parsed(body.decode())
+        assert found["sealnet_runs"][("confinement", "sealed"), ("state", "running")] == 1
+        assert found["sealnet_subnets_reserved"][()] == 2
 
     story(told, at=Endpoint(path=str(path)) if at == "unix" else at)
     if at == "unix":
@@ -318,6 +345,69 @@ def test_who_takes_too_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await reader.read() == b""
 
     story(told)
+
+
+def test_who_has_reset_its_connection_before_it_is_taken_is_no_bug() -> None:
+    def reset(address: Any) -> None:
+        with socket.create_connection(address) as sock:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+
+    async def told(address: Any) -> None:
+        # Taken in their order.
+        assert (await ask(address))[0] == "HTTP/1.1 200 OK"
+
+    story(told, before=reset)
+
+
+def test_one_is_taken_at_a_time_and_then_there_is_a_rest_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_REST_S", 3600.0)
+    taken: list[object] = []
+    real = Scrapes._serve
+
+    async def serve(self: Scrapes, *given: Any) -> None:
+        taken.append(given)
+        await real(self, *given)
+
+    monkeypatch.setattr(Scrapes, "_serve", serve)
+    waiting: list[socket.socket] = []
+
+    def come(address: Any) -> None:
+        for _ in range(6):
+            waiting.append(socket.create_connection(address))
+            waiting[-1].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+
+    async def told(_address: Any) -> None:
+        reader, writer = await asyncio.open_connection(sock=waiting[0])
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+        writer.close()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(taken) == 1
+
+    story(told, before=come)
+    for one in waiting[1:]:
+        one.close()
+
+
+def test_who_asks_when_the_worker_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_WITHIN_S", 3600.0)
+
+    async def run() -> None:
+        sock = scrape.listen(Endpoint(address="127.0.0.1", port=0))
+        scrapes = Scrapes(sock, SimpleNamespace(), SimpleNamespace(), most=1, shut_out=DOOR)  # type: ignore[arg-type]
+        scrapes.start()
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        while not scrapes._open:
+            await asyncio.sleep(0.001)
+
+        scrapes.close()
+
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20 * PATIENCE))
 
 
 def test_the_owner_of_a_connection_is_told_by_the_kernel() -> None:

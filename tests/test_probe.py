@@ -147,3 +147,41 @@ def test_sixteen_who_ask_at_once_wait_for_one_attempt(answer: CanSeal) -> None:
     assert early == []
     assert len(tried) == 1
     assert told == [answer] * 16
+
+
+def test_what_is_known_waits_for_no_attempt_at_another_port() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def attempt(port: int | None) -> CanSeal:
+        if port is not None:
+            begun.set()
+            assert go.wait(600)
+        return GOOD
+
+    known, told = Answers(attempt), []
+    known.ask()
+    other = threading.Thread(target=known.ask, args=(8080,))
+    other.start()
+    assert begun.wait(60)
+
+    asking = threading.Thread(target=lambda: told.append(known.ask()), daemon=True)
+    asking.start()
+    asking.join(60)
+    meanwhile = list(told)
+    go.set()
+    other.join(60)
+
+    assert meanwhile == [GOOD]
+
+
+def test_who_asks_for_many_ports_has_nobody_elses_answer_forgotten() -> None:
+    tried: list[int | None] = []
+    known = Answers(lambda port: (tried.append(port), BAD)[1], clock=lambda: 0.0)
+    known.ask()
+
+    for port in range(1, 200):
+        known.ask(port)
+    known.ask()
+
+    assert tried.count(None) == 1
+    assert len(known._kept) <= 64

@@ -82,3 +82,36 @@ def test_who_keeps_the_most_evidence_loses_his_oldest_first(tmp_path: Path, monk
     kept.prune(lambda run_id: run_id == "dave")
     end("erin", 5, 999)
     assert left() == ["dave", "erin"]
+
+
+def test_what_is_kept_has_a_limit_though_each_one_is_larger_than_all_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "_MOST_BYTES", 1000)
+    kept = Bundles(tmp_path)
+
+    for owner in range(20):
+        name = kept.new_name(f"run-{owner}")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log").write_bytes(bytes(300 + owner))
+        kept.keep(record(f"run-{owner}", 1.0), name)
+        kept.end(f"run-{owner}", owner)
+        assert sum(file.stat().st_size for file in tmp_path.glob("*/log")) <= 1000
+        assert (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["..", "../runs", "name.0123456789abcde", "name.0123456789abcdef/..", "", 7, ["name"], {}])
+def test_a_name_that_is_none_of_ours_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: object) -> None:
+    """It stands in a record, which may be damaged."""
+    monkeypatch.setattr(bundles, "_MOST_BYTES", 0)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "record.json").write_text("x")
+    kept = Bundles(tmp_path / "evidence")
+    gathered(kept, tmp_path / "evidence", "other", started=1.0)
+
+    kept.keep(record("name", 1.0), name)
+    kept.end("name", 1)
+    kept.end("other", 1)
+    kept.prune(lambda _run_id: True)
+
+    assert kept.name_of("name", 1.0) is None
+    assert (tmp_path / "runs" / "record.json").exists()
+    assert kept.name_of("other", 1.0) is not None

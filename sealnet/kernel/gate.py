@@ -144,26 +144,29 @@ class Gate:
 
     def forget(self, seal: Seal) -> None:
         """Remove every lease of the run's link, and what keeps other links from its gateway. Succeeds if there is none, or no gate."""
-        if seal.sandbox is not None:
-            text = _forgotten(seal)
+        if seal.sandbox is not None and seal.gateway is not None:
+            keys = [(seal.ifname, seal.sandbox, seal.gateway, port) for port in seal.ports]
         elif _mentions("leases", seal.ifname):
-            text = "".join(ruleset.render_no_lease(*key) for key in self.leases() if key[0] == seal.ifname)
+            keys = [key for key in self.leases() if key[0] == seal.ifname]
         else:
-            text = ""
-        if text:
-            self._forget(text, f"remove the lease of link {seal.ifname}")
-
-    def forget_all(self, seals: Sequence[Seal]) -> None:
-        """The same for many runs whose sandbox is known, in one transaction: the kernel has one grace period for it."""
-        self._forget("".join(map(_forgotten, seals)), f"remove the leases of {len(seals)} links")
-
-    def _forget(self, text: str, what: str) -> None:
+            keys = []
+        if not keys:
+            return
         try:
-            self.nft.apply(text, what)
+            self.nft.apply("".join(ruleset.render_no_lease(*key) for key in keys), f"remove the lease of link {seal.ifname}")
         except KernelRefused as error:
-            # Without a gate there is no lease either.
             if error.errno != errno.ENOENT:
                 raise
+            # There is no gate; or one that somebody has changed, without one of the sets, and with the lease in the other.
+            for key in keys:
+                self._delete(f"{_LEASES} {{ {ruleset.lease_element(*key)} }}", seal.ifname)
+
+    def forget_all(self, seals: Sequence[Seal]) -> None:
+        """The same for many runs whose sandbox is known, in one transaction: the kernel has one grace period for it.
+
+        Raises KernelRefused, where a gate or something of it is missing as well: none was.
+        """
+        self.nft.apply("".join(map(_forgotten, seals)), f"remove the leases of {len(seals)} links")
 
     def forget_denied(self, ifname: str) -> None:
         """Remove what was counted of a link. That comes after the link itself: its last packets are counted when the lease is gone.

@@ -105,7 +105,8 @@ def _link(index: int) -> str | None:
 
 
 def _is_runs(index: int) -> bool:
-    return (_link(index) or LINK_PREFIX).startswith(LINK_PREFIX)
+    # A null route, or one of several hops, is of no one link (0), and so of no run's.
+    return index != 0 and (_link(index) or LINK_PREFIX).startswith(LINK_PREFIX)
 
 
 def has_changed(kind: int, body: bytes, blocks: frozenset[int], known: Set[tuple[int, int]]) -> bool:
@@ -123,8 +124,8 @@ def has_changed(kind: int, body: bytes, blocks: frozenset[int], known: Set[tuple
         return False
     # A null route, or one of several hops, is of no one link.
     name = _link(index) if index else ""
-    # RTA_DST and IFA_ADDRESS are both 1.
-    first = int.from_bytes(found[_DST], "big")
+    # RTA_DST and IFA_ADDRESS are both 1; an address whose far end is 0.0.0.0 has none.
+    first = int.from_bytes(found.get(_DST, bytes(4)), "big")
     if name is None or (name.startswith(LINK_PREFIX) and bits >= 30 and first >> 2 in blocks):
         return is_deletion and (first & ~(_ALL >> bits), first | _ALL >> bits) in known
     return True

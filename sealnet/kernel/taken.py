@@ -38,12 +38,15 @@ class Taken:
         blocks = frozenset(run.first >> 2 for run in runs)
         if self._socket is None:
             self._socket = _listen()
+        # What is heard is not heard again: should anything fail from here on, everything is read anew the next time.
+        until, self._until = self._until, 0.0
         # Before the reading: what comes during it is heard the next time.
         changed = self._has_changed(self._socket, blocks)
-        if anew or changed or time.monotonic() >= self._until:
+        if anew or changed or time.monotonic() >= until:
             self._known = routes.see_others(nl, blocks)
             self._ranges = frozenset((one.first, one.last) for one in self._known)
-            self._until = time.monotonic() + _TRUSTED_S
+            until = time.monotonic() + _TRUSTED_S
+        self._until = until
         return [*self._known, *routes.see_resolvers()]
 
     def _has_changed(self, sock: socket.socket, blocks: frozenset[int]) -> bool:

@@ -93,6 +93,10 @@ class Record:
         numbers = (self.started, self.netns_inode or 0, self.init_pid or 0, *self.lease_ports)
         if not all(isinstance(number, int | float) for number in numbers) or (self.subnet and not self.lease_ports):
             raise ValueError("a number is none")
+        if not all(isinstance(text, str) for text in (self.run_id, self.state, self.confinement, self.user, self.command)):
+            raise ValueError("a text is none")
+        if not isinstance(self.events, tuple) or not all(isinstance(e, dict) and isinstance(e.get("event"), str) for e in self.events):
+            raise ValueError("an event is none")
         if not isinstance(self.durable, dict | None):
             raise ValueError("durable is no object")
         if not isinstance(self.note, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 from collections import Counter
@@ -15,6 +16,7 @@ from sealnet.model.plan import Plan
 from sealnet.model.record import Record
 
 _PART = 1 << 18
+_NAME = re.compile(r"[a-z0-9-]{1,63}\.[0-9a-f]{16}", re.ASCII)
 # Of all that is kept of ended runs: it lies on a tmpfs of the host's. One has 64 MiB at most, the log of a door.
 _MOST_BYTES = 256 << 20
 
@@ -49,10 +51,10 @@ class Bundles:
         self._making.discard(name)
         shutil.rmtree(self._directory / name, ignore_errors=True)
 
-    def keep(self, record: Record, name: str | None) -> None:
-        """From now on a run has this one, or none."""
+    def keep(self, record: Record, name: object) -> None:
+        """From now on a run has this one; none where it is no name of ours (a record is damaged): what it leads to would be removed."""
         self._of.pop(record.run_id, None)
-        if name is not None:
+        if isinstance(name, str) and _NAME.fullmatch(name):
             self._of[record.run_id] = record.started, name
             self._making.discard(name)
 
@@ -63,15 +65,14 @@ class Bundles:
         _started, newest = self._of[run_id]
         directory = self._directory / newest
         self._ended[newest] = owner, sum(file.stat().st_size for file in directory.iterdir()) if directory.exists() else 0
-        while sum(size for _owner, size in self._ended.values()) > _MOST_BYTES:
+        # Somebody may be reading the newest, so it stays; where it is too large by itself, nothing is won by dropping the others.
+        while self._ended[newest][1] <= _MOST_BYTES < sum(size for _owner, size in self._ended.values()):
             sizes: Counter[int] = Counter()
             for uid, size in self._ended.values():
                 sizes[uid] += size
-            most = sizes.most_common(1)[0][0]
-            oldest = next(name for name, (uid, _size) in self._ended.items() if uid == most)
-            if oldest == newest:
-                # Somebody may be reading it, and there is no more than one of such a size.
-                return
+            others = {name: uid for name, (uid, _size) in self._ended.items() if name != newest}
+            most = max(others.values(), key=sizes.__getitem__)
+            oldest = next(name for name, uid in others.items() if uid == most)
             self._of = {run: one for run, one in self._of.items() if one[1] != oldest}
             del self._ended[oldest]
             self.drop(oldest)

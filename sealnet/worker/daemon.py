@@ -63,7 +63,7 @@ async def _serve(state: State, config: Config, sock: socket.socket, notifier: No
     listener = Server(sock, service, 2 * config.max_runs_per_user + _MORE_CONNECTIONS)
     loop.add_signal_handler(signal.SIGHUP, _reload, service, notifier)
     listener.start()
-    scrapes = None if metrics is None else await _scrapes(metrics, runs, state, config)
+    scrapes = None if metrics is None else _scrapes(metrics, runs, state, config)
     beats = None if notifier.watchdog_s is None else loop.create_task(_beat(notifier, notifier.watchdog_s / 2))
     log("info", "ready", version=VERSION, pid=os.getpid(), state=state.path, adopted=len(adopted))
     notifier.tell("READY=1", f"STATUS=serving {state.path}")
@@ -80,14 +80,14 @@ async def _serve(state: State, config: Config, sock: socket.socket, notifier: No
     log("info", "stopped")
 
 
-async def _scrapes(at: Endpoint, runs: Runs, state: State, config: Config) -> Scrapes | None:
+def _scrapes(at: Endpoint, runs: Runs, state: State, config: Config) -> Scrapes | None:
     """None where it cannot listen, which is told: anybody may have taken the port, and runs do not wait for it."""
     try:
         made = Scrapes(scrape.listen(at), runs, state, most=config.max_runs, shut_out=process.user(config.door_user).uid)
     except SealnetError as error:
         log("error", "no-metrics", at=at, reason=error.message)
         return None
-    await made.start()
+    made.start()
     log("info", "metrics", at=at)
     return made
 

@@ -174,8 +174,8 @@ class Live:
         run = self.run
         with contextlib.suppress(SealnetError):
             # What is still there of it; if it cannot be, the teardown says so. That also looks for who else is in its namespace, among all
-            # processes of the host: once is enough.
-            run.kill(own=True)
+            # processes of the host: once is enough. But bwrap, which is waited for, has to end, also where somebody has moved it elsewhere.
+            run.kill(own=self._is_over)
         try:
             status = TIMED_OUT if self._is_late else run.wait_end()
         except SealnetError as error:

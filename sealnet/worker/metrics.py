@@ -24,6 +24,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _STATES = ("running", "exited")
 _OTHER = "other"
+# A log ends at 64 MiB, and no record of it is shorter than 64 bytes.
+_MOST_DENIED = 1 << 20
 
 
 class Histogram:
@@ -86,13 +88,15 @@ class Metrics:
         """A launch was refused."""
         self.refused[_CANCELLED if isinstance(error, Interrupted) else kind_of(error)] += 1
 
-    def end(self, record: Record, *, tried: Iterable[tuple[str, str, int, int]], denied: int, took_s: float, is_left: bool) -> None:
-        """A run was taken away within `took_s`, or something of it `is_left`. `tried` as `Ended` has it; `denied` by its proxy."""
+    def end(self, record: Record, *, tried: Iterable[tuple[str, str, int, int]], denied: object, took_s: float, is_left: bool) -> None:
+        """A run was taken away within `took_s`, or something of it `is_left`. `tried` as `Ended` has it; `denied` as its door says."""
         self.ended[record.confinement] += 1
         self.events.update(_event_kinds(record))
         self.teardown.add(took_s)
         self.denied_packets += sum(packets for _address, _protocol, _port, packets in tried)
-        self.denied_requests += denied
+        # Whoever has taken a door over has it say anything.
+        if type(denied) is int and 0 <= denied <= _MOST_DENIED:
+            self.denied_requests += denied
         self.left += is_left
 
     def render(self, now: Now) -> str:

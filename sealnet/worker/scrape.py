@@ -23,6 +23,11 @@ from sealnet.worker.server import listen_at
 
 # Of all who ask together; Prometheus asks once in 15 s or so. Where more come, who has been there longest has to go.
 _MOST = 8
+# One is taken, and then there is a rest, however many wait: what anybody of this host may ask for is to cost the worker little, and who was
+# taken has the time that _MOST others take.
+_REST_S = 0.01
+# Whoever comes last of so many is taken within a second, and Prometheus waits for ten.
+_BACKLOG = 100
 # A head that is longer, or takes longer, is none; and who does not read what it asked for does not get all of it.
 _HEAD_BYTES, _WITHIN_S = 4096, 5.0
 _REQUEST = re.compile(rb"(GET|HEAD) (/\S*) HTTP/1\.[01]\r?\n", re.ASCII)
@@ -38,7 +43,7 @@ def listen(at: Endpoint) -> socket.socket:
         # A worker that follows another takes its place at once.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((at.address, at.port))
-        sock.listen(_MOST)
+        sock.listen(_BACKLOG)
     except OSError as e:
         sock.close()
         raise CannotSeal(f"cannot listen at {at}: {e.strerror}") from e
@@ -51,24 +56,43 @@ class Scrapes:
     def __init__(self, sock: socket.socket, runs: Runs, state: State, *, most: int, shut_out: int) -> None:
         self._sock, self._runs, self._state = sock, runs, state
         self._most, self._shut_out = most, shut_out
-        self._open: dict[asyncio.StreamWriter, None] = {}
-        self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.Task[None], None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._resting: asyncio.TimerHandle | None = None
+        sock.setblocking(False)
 
-    async def start(self) -> None:
-        begin = asyncio.start_unix_server if self._sock.family == socket.AF_UNIX else asyncio.start_server
-        self._server = await begin(self._serve, sock=self._sock, limit=_HEAD_BYTES)
+    def start(self) -> None:
+        self._resting = None
+        self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def close(self) -> None:
         """Whoever is being answered is left with a part: the worker does not wait for it."""
-        if self._server is not None:
-            self._server.close()
+        self._loop.remove_reader(self._sock.fileno())
+        if self._resting is not None:
+            self._resting.cancel()
+        self._sock.close()
+        for task in self._open:
+            task.cancel()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self) -> None:
+        self._loop.remove_reader(self._sock.fileno())
+        self._resting = self._loop.call_later(_REST_S, self.start)
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            # It has gone, or there is no descriptor for it now.
+            return
+        sock.setblocking(False)
         if len(self._open) >= _MOST:
             oldest = next(iter(self._open))
             del self._open[oldest]
-            oldest.transport.abort()
-        self._open[writer] = None
+            oldest.cancel()
+        task = self._loop.create_task(self._serve(sock))
+        self._open[task] = None
+        task.add_done_callback(lambda task: self._open.pop(task, None))
+
+    async def _serve(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock, limit=_HEAD_BYTES)
         # drain() is to wait until the kernel has all of it.
         writer.transport.set_write_buffer_limits(0)
         try:
@@ -79,7 +103,6 @@ class Scrapes:
                     writer.write(await self._answer(head, writer))
                     await writer.drain()
         finally:
-            self._open.pop(writer, None)
             writer.transport.abort()
 
     async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> bytes:
@@ -98,6 +121,9 @@ class Scrapes:
         if self._sock.family == socket.AF_UNIX:
             return True
         local, remote = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+        if local is None or remote is None:
+            # It was reset before it was taken; what it has asked can be read all the same.
+            return False
         try:
             uid = sockets.owner(remote[:2], local[:2])
         except (KernelRefused, OSError):
@@ -120,7 +146,7 @@ class Scrapes:
     def _look(self) -> tuple[int, int, int]:
         """In another thread: subnets, descriptors and memory in use."""
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return len(self._state.reservations()), len(os.listdir("/proc/self/fd")), pages * resource.getpagesize()
+        return len(self._state.reserved()), len(os.listdir("/proc/self/fd")), pages * resource.getpagesize()
 
 
 def _response(status: str, body: bytes = b"", *, is_head: bool = False) -> bytes:

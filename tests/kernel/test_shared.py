@@ -196,6 +196,24 @@ def test_a_lost_gate_is_put_back_by_whoever_grants_next(host: Host, shared: Shar
     shared.add_gate()
 
 
+def test_a_lease_goes_also_from_a_gate_that_lacks_the_rest(host: Host, shared: SharedHost) -> None:
+    shared.add_gate()
+    for of in MANY:
+        shared.grant(of, ttl_s=600)
+    leases = host.run("nft", "list", "set", "inet", "sealnet", "leases").stdout
+    # Somebody has put the set back, and nothing else.
+    host.run("nft", "delete", "table", "inet", "sealnet")
+    host.run("nft", "-f", "-", input=leases)
+    assert all(shared.has_lease(of) for of in MANY)
+
+    answers = together(shared, shared._revoking, [partial(shared.revoke, of) for of in MANY])
+
+    assert answers == [None] * len(MANY)
+    assert not any(shared.has_lease(of) for of in MANY)
+    host.run("nft", "delete", "table", "inet", "sealnet")
+    shared.add_gate()
+
+
 def test_one_that_is_refused_keeps_nobody_elses_lease_from_being_granted(
     host: Host, shared: SharedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 
+from sealnet.errors import KernelRefused
 from sealnet.kernel import routes, taken
 from sealnet.kernel.netlink import Netlink
 from sealnet.kernel.taken import Taken
@@ -99,15 +100,48 @@ def lan(host: Host) -> str:
     return told.split()[1]
 
 
-def test_what_somebody_else_has_within_a_run_counts_when_that_has_gone(host: Host, desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "route",
+    [
+        (f"{BLOCK[2]}/32", "via", "192.168.77.2"),
+        ("blackhole", f"{BLOCK[2]}/32"),
+        (f"{BLOCK[2]}/32", "nexthop", "via", "192.168.77.2", "nexthop", "via", "192.168.77.3"),
+    ],
+    ids=["of a link", "of none", "of two hops"],
+)
+def test_what_somebody_else_has_within_a_run_counts_when_that_has_gone(host: Host, desk: Desk, route: tuple[str, ...]) -> None:
     add_run(host, "sealone", BLOCK)
-    host.run("ip", "route", "add", f"{BLOCK[2]}/32", "via", "192.168.77.2", "table", "77")
+    host.run("ip", "route", "add", "table", "77", *route)
     beside = desk.see(BLOCK)
     host.run("ip", "link", "del", "sealone")
 
     assert (int(BLOCK[2]), int(BLOCK[2])) in desk.see()
     assert (int(BLOCK[2]), int(BLOCK[2])) in beside
     host.run("ip", "route", "del", f"{BLOCK[2]}/32", "table", "77")
+    assert desk.see() == desk.whole()
+
+
+def test_a_reading_that_fails_is_made_up_for_by_the_next(host: Host, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_nl: Netlink, _blocks: frozenset[int]) -> list[Occupant]:
+        raise KernelRefused("cannot list the routes: it changed during each of 8 reads", errno=11)
+
+    host.run("ip", "route", "add", "203.0.113.0/24", "via", "192.168.77.2")
+    with monkeypatch.context() as patched:
+        patched.setattr(routes, "see_others", refused)
+        with pytest.raises(KernelRefused):
+            desk.see()
+
+    # What was heard is not heard again, and the route is there.
+    assert desk.see() == desk.whole()
+    host.run("ip", "route", "del", "203.0.113.0/24")
+
+
+def test_an_address_whose_far_end_is_nobody_counts(host: Host, desk: Desk) -> None:
+    host.run("ip", "addr", "add", "203.0.113.9", "peer", "0.0.0.0", "dev", lan(host))
+
+    assert desk.see() == desk.whole()
+    assert int(IPv4Address("203.0.113.9")) in {first for first, _last in desk.see()}
+    host.run("ip", "addr", "del", "203.0.113.9", "peer", "0.0.0.0", "dev", lan(host))
     assert desk.see() == desk.whole()
 
 

@@ -110,7 +110,19 @@ def test_a_record_without_a_field_that_every_record_has_is_none(missing: str) ->
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("started", None), ("sandbox", "nowhere"), ("subnet", "198.18.0.0/99"), ("netns_inode", "x"), ("lease_ports", "8080")],
+    [
+        ("started", None),
+        ("sandbox", "nowhere"),
+        ("subnet", "198.18.0.0/99"),
+        ("netns_inode", "x"),
+        ("lease_ports", "8080"),
+        ("confinement", {}),
+        ("state", ["running"]),
+        ("events", "gone"),
+        ("events", [1]),
+        ("events", [{"event": []}]),
+        ("events", [{"detail": "x"}]),
+    ],
 )
 def test_a_record_whose_field_is_garbled_is_none(name: str, value: object) -> None:
     """Whoever reads it goes by it: a run with such a record could not even be reaped."""
