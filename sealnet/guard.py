@@ -103,17 +103,18 @@ class Guard:
             return
         with self._undisturbed() as free:
             # Somebody may have emptied /run while the run goes on; of one that was taken away the link has gone before its record.
-            if free and (self._claim.stands() or any(self._host.see_settings(self._seal, self._inside)[:1])):
-                try:
-                    restored = self._host.grant(leased, ttl_s=self._ttl_s)
-                except SealnetError as error:
-                    # The payload goes on without its broker: the kernel lets the lease run out, and the next renewal may succeed.
-                    self._note("lease-not-renewed", error.message)
+            try:
+                if not free or not (self._claim.stands() or any(self._host.see_settings(self._seal, self._inside)[:1])):
                     return
-                self._granted_until = time.monotonic() + self._ttl_s
-                self._known = [fault for fault in self._known if fault.kind != "lease-lost"]
-                if restored:
-                    self._note("gate-restored", "the gate was gone; it was put back")
+                restored = self._host.grant(leased, ttl_s=self._ttl_s)
+            except (SealnetError, OSError) as error:
+                # The payload goes on without its broker: the kernel lets the lease run out, and the next renewal may succeed.
+                self._note("lease-not-renewed", str(error))
+                return
+            self._granted_until = time.monotonic() + self._ttl_s
+            self._known = [fault for fault in self._known if fault.kind != "lease-lost"]
+            if restored:
+                self._note("gate-restored", "the gate was gone; it was put back")
 
     def glance(self) -> bool:
         """Look if one of the link's settings has changed: most of them change without a notification. False as `look`."""
