@@ -9,12 +9,11 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sealnet.errors import CannotSeal, KernelRefused
-from sealnet.kernel import libc, nft
+from sealnet.kernel import libc, nft, process
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.nft import Nft
 from sealnet.kernel.nfthelper import Helper
@@ -78,6 +77,7 @@ def test_its_death_is_an_error_of_who_asks_and_the_next_has_another(helper: Help
     first = helper.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)
+    wait_for(lambda: process.is_stopped(first), what="it is halted")
     failed: list[Exception] = []
 
     def ask() -> None:
@@ -88,6 +88,7 @@ def test_its_death_is_an_error_of_who_asks_and_the_next_has_another(helper: Help
 
     asking = threading.Thread(target=ask)
     asking.start()
+    wait_for(lambda: not helper._idle, what="somebody asks")
     os.kill(first, signal.SIGKILL)
     asking.join()
 
@@ -98,7 +99,8 @@ def test_its_death_is_an_error_of_who_asks_and_the_next_has_another(helper: Help
     second = helper.pid
     assert second is not None
     os.kill(second, signal.SIGKILL)
-    wait_for(lambda: "State:\tZ" in Path(f"/proc/{second}/status").read_text(), what="it is dead")
+    # Its last thread, too: the first one is a zombie before.
+    wait_for(lambda: os.waitid(os.P_PID, second, os.WEXITED | os.WNOWAIT | os.WNOHANG), what="it is dead")
     assert one.elements("inet helped ports", "list them") == [1, 2, 3]
 
 
