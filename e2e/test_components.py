@@ -440,9 +440,10 @@ def test_networkd_leaves_the_links_of_runs_alone_once_it_is_told(host: Host, etc
     def addresses(link: str) -> str:
         return host.run("ip", "-br", "-4", "addr", "show", "dev", link).stdout
 
+    # The run first: on a slow machine networkd would have the link before it is proved, and the run would be refused.
+    run = host.probe_run("taken", *SEALED)
+    link = host.wait_running("taken")["ifname"]
     with networkd(host):
-        run = host.probe_run("taken", *SEALED)
-        link = host.wait_running("taken")["ifname"]
         wait_for(lambda: "10.99.0.1" in addresses(link), what="networkd takes the link")
         taken = host.sealnet("check", "taken")
         assert run.end() == 0
