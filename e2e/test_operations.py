@@ -264,7 +264,7 @@ def test_a_live_table_shows_runs_as_they_come_and_go_and_leaves_the_terminal_as_
     with screen(host, *SEALNET, "top", "--interval", "0.2", columns=300) as shown:
         wait_for(lambda: "0 runs" in shown.read(), what="an empty table")
         host.spawn_run("comes", "sh", "-c", "exec sleep 600", HOSTILE)
-        wait_for(lambda: "1 runs: 1 severed" in shown.read(), what="a run has come")
+        wait_for(lambda: "1 run: 1 severed" in shown.read(), what="a run has come")
         host.sealnet("reap", "comes")
         at = len(shown.read())
         wait_for(lambda: "0 runs" in shown.read()[at:], what="it has gone")

@@ -140,7 +140,7 @@ def _screen(console: Console, looks: _Looks) -> Text:
 def _summary(shown: Sequence[View]) -> str:
     of = Counter(view["confinement"] for view in shown)
     told = ", ".join(f"{count} {clean(confinement)}" for confinement, count in sorted(of.items()))
-    return f"{time.strftime('%H:%M:%S')}  {len(shown)} runs" + (f": {told}" if told else "")
+    return f"{time.strftime('%H:%M:%S')}  {len(shown)} run{'' if len(shown) == 1 else 's'}" + (f": {told}" if told else "")
 
 
 def _row(view: View) -> tuple[str, ...]:
