@@ -913,8 +913,9 @@ def test_a_refused_connection_fails_at_once_with_an_errno(host: Host, options: t
             assert set(payload.ask(target)) <= allowed, target
             took_s += payload.took_s
 
-        # A packet that is dropped is sent again after 1 s (RFC 6298), and the probe waits 1.5 s: `ETIMEDOUT`, which is not allowed.
-        assert statistics.median(took_s) < 0.5
+        assert statistics.median(took_s) < 0.05
+        # A packet that was dropped is sent again after 1 s (RFC 6298).
+        assert max(took_s) < 1
     if options:
         assert run.ask(("tcp", gateway, 8080)) == ["answered"]
     assert host.sealnet("reap", "--all").returncode == 0

@@ -21,6 +21,7 @@ import pytest
 import sealnet
 from sealnet import SealnetError
 from sealnet.kernel import cgroup
+from sealnet.kernel.process import is_stopped
 from sealnet.records import State
 from tests.lab import LAN_PEER, SEALNET, Host, wait_for
 
@@ -93,6 +94,32 @@ def test_thirty_at_once_get_thirty_subnets(host: Host) -> None:
     assert host.sealnet("reap", "--orphans").returncode == 0
     assert host.left_over() == []
     assert_no_lock_is_held(host)
+
+
+def test_a_run_is_taken_away_though_whoever_looks_at_it_was_halted(host: Host) -> None:
+    """A supervisor looks at its run under the lock of the run's directory, and ^Z may come then."""
+    host.broker(8080)
+    run = host.spawn_run("halted", "sleep", "600", options=LEASE)
+    script = """
+        import fcntl, os, sys
+        fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+        print("held", flush=True)
+        sys.stdin.read()
+        print("let go", flush=True)
+    """
+    looking = host.python(script, str(host.state / "runs" / "halted"), stdin=subprocess.PIPE)
+    assert looking.stdout is not None
+    assert looking.stdin is not None
+    assert looking.stdout.readline() == "held\n"
+    os.kill(looking.pid, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(looking.pid), what="it is halted")
+    looking.stdin.close()
+
+    reaped = host.sealnet("reap", "halted")
+
+    assert (reaped.returncode, looking.stdout.readline()) == (0, "let go\n"), reaped.stderr
+    assert run.wait(60) == 137
+    assert host.left_over() == []
 
 
 def test_fifty_runs_in_a_row_of_one_id_follow_at_once(host: Host) -> None:

@@ -302,9 +302,8 @@ def _prove(run: Run) -> None:
         try:
             proof = prove.network(run.host, run.seal, run.inside, stand_in, neighbours=run.neighbours, timeout_s=timeout_s)
         except OSError as error:
-            changed = _changed(run)
-            why = changed or f"the host's ends of it cannot be had: {error.strerror}"
-            raise CannotSeal(f"cannot prove the seal of run {plan.run_id}: {why}", hint=sealing.KEEP_OFF if changed else None) from error
+            why, hint = _changed(run) or (f"the host's ends of it cannot be had: {error.strerror}", None)
+            raise CannotSeal(f"cannot prove the seal of run {plan.run_id}: {why}", hint=hint) from error
         run.proof_ms += (time.perf_counter() - began) * 1e3
         run.claim.state.add_probed(run.run_id, proof.tried)
         shut = [one for one in proof.checks if one.kind == "positive" and one.ok is False and one.name in _DOORS]
@@ -319,12 +318,15 @@ def _prove(run: Run) -> None:
     run.claim.update(state="proved")
 
 
-def _changed(run: Run) -> str | None:
-    """What somebody has done to the seal since it was built, in words."""
+def _changed(run: Run) -> tuple[str, str | None] | None:
+    """What somebody has done to the seal since it was built, in words, and what to do about it; None also where that cannot be read."""
     try:
         sealing.verify(run.host, run.seal, run.inside, sysctls=sysctl.expected())
     except NotSealed as error:
-        return error.message.partition(": ")[2]
+        return error.message.partition(": ")[2], error.hint
+    except (SealnetError, OSError):
+        # The run is refused all the same, with what is known already.
+        pass
     return None
 
 
@@ -343,7 +345,7 @@ def _no_broker(run: Run, stand_in: StandIn, answer: Check) -> NoBroker:
             hint="let it listen on 0.0.0.0, where a firewall keeps others out, or on the gateway's address",
         )
     if changed := _changed(run):
-        return NoBroker(f"{what}; the seal was changed since it was built: {changed}", hint=sealing.KEEP_OFF)
+        return NoBroker(f"{what}; the seal was changed since it was built: {changed[0]}", hint=changed[1])
     blame = run.host.blame(run.seal, port, lambda: prove.answers(run.seal, port, stand_in, timeout_s=_ASKED_ANYWAY_S))
     is_door = answer.name == "proxy" or run.plan.broker is not None
     return NoBroker(f"{what}; {blame.cause()}", hint=blame.hint(port, run.config.door_ports if is_door else None))

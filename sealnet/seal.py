@@ -94,7 +94,7 @@ def verify(kernel: Kernel, seal: Seal, inside: Any, *, sysctls: dict[str, str]) 
     """Read everything back; NotSealed names each difference and each route that does not lead where it must."""
     began = time.perf_counter()
     seen = kernel.see(seal, inside)
-    found = check.differences(
+    faults = check.faults(
         seal,
         seen,
         mark=names.mark(seal.run_id, kernel.tag),
@@ -102,6 +102,7 @@ def verify(kernel: Kernel, seal: Seal, inside: Any, *, sysctls: dict[str, str]) 
         macs=(names.mac(seal.run_id, end=0), names.mac(seal.run_id, end=1)),
         group=names.LINK_GROUP,
     )
+    found = [fault.text for fault in faults]
     whole = check.read_back(seal, found, took_ms=(time.perf_counter() - began) * 1e3)
     checks = kernel.check_routes(seal) if seal.subnet is not None else []
     wrong = check.told_once([one for one in checks if not one.ok])
@@ -109,10 +110,10 @@ def verify(kernel: Kernel, seal: Seal, inside: Any, *, sysctls: dict[str, str]) 
     if seal.subnet is not None and not checks:
         found.append(f"no route of link {seal.ifname} could be looked up")
     if found:
-        raise NotSealed(
-            f"cannot seal run {seal.run_id}: {'; '.join(found)}",
-            hint="a policy rule or another program has its hand on the link: repeat the command quoted above" if wrong else KEEP_OFF,
-        )
+        hint = "a policy rule or another program has its hand on the link: repeat the command quoted above" if wrong else None
+        if any(fault.kind in check.OF_THE_LINK for fault in faults):
+            hint = KEEP_OFF
+        raise NotSealed(f"cannot seal run {seal.run_id}: {'; '.join(found)}", hint=hint)
     return seen, [whole, *checks]
 
 

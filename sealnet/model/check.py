@@ -69,6 +69,10 @@ class Fault(NamedTuple):
     text: str
 
 
+# What a network manager does to a link that it takes.
+OF_THE_LINK = frozenset(("link-down", "link-changed", "enslaved", "address-lost", "address-added", "ipv6-back", "sysctl-changed"))
+
+
 def read_back(seal: Seal, faults: Sequence[str], *, took_ms: float) -> Check:
     """That everything read back is as it was planned; `faults` are the differences."""
     asked = "namespace, links, addresses, settings and both rulesets" if seal.subnet is not None else "namespace, links and filter"
