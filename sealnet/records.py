@@ -97,7 +97,7 @@ class State:
             self._rename_in(fresh, record.run_id)
         except OSError as e:
             if fresh != self.runs:
-                shutil.rmtree(fresh, ignore_errors=True)
+                _discard(fresh)
             if lock >= 0:
                 os.close(lock)
             if self.directory(record.run_id).exists():
@@ -219,11 +219,14 @@ class State:
         while True:
             if not directory.exists():
                 fresh = self._fresh(run_id)
-                (fresh / _REAPING).touch(mode=0o600)
                 try:
+                    (fresh / _REAPING).touch(mode=0o600)
                     fresh.rename(directory)
-                except OSError:
-                    shutil.rmtree(fresh, ignore_errors=True)
+                except OSError as e:
+                    _discard(fresh)
+                    # Somebody was first.
+                    if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
             try:
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
@@ -377,6 +380,15 @@ def _is(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _discard(fresh: Path) -> None:
+    """Remove what `_fresh` made and what was put into it. By name: to list a directory takes a descriptor, and there may be none left."""
+    for name in ("record.json", ".record.json.new", "lock", ALIVE, _REAPING):
+        with contextlib.suppress(OSError):
+            (fresh / name).unlink()
+    with contextlib.suppress(OSError):
+        fresh.rmdir()
 
 
 def _maker_lives(name: str) -> bool:

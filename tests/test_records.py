@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,6 +188,41 @@ def test_a_host_without_space_refuses_the_claim_in_words(state: State, monkeypat
 
     with pytest.raises(CannotSeal, match="cannot claim run run-1: No space left on device"):
         state.claim(a_record())
+
+
+def tears_down(state: State) -> None:
+    with state.teardown_lock("run-1"):
+        state.forget_leftovers("run-1")
+
+
+@pytest.mark.parametrize("deed", [lambda state: state.claim(a_record()), tears_down], ids=["claim", "teardown"])
+def test_who_is_out_of_descriptors_leaves_nothing_behind(state: State, deed: Callable[[State], Any]) -> None:
+    outcomes = set()
+
+    def with_spare(spare: int) -> None:
+        most = max(map(int, os.listdir("/proc/self/fd"))) + 16
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        held = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for fd in held[len(held) - spare :]:
+            os.close(fd)
+        try:
+            deed(state)
+        except (OSError, CannotSeal):
+            os._exit(3)
+        os._exit(0)
+
+    for spare in range(6):
+        if (child := os.fork()) == 0:
+            with_spare(spare)
+        outcomes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        for run_id in state.run_ids():
+            state.forget(run_id)
+        # What has a run's name is found by whoever reaps; nobody looks for what has none until this process is gone.
+        assert entries(state) == []
+    assert outcomes == {0, 3}
 
 
 def test_a_claimant_who_dies_at_any_step_leaves_what_sweep_removes_or_reap_finds(state: State) -> None:

@@ -71,7 +71,10 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5), stat field 22): with the pid it names one process for good."""
+    """When a process started, in clock ticks since boot (proc(5), stat field 22): with the pid it names one process for good.
+
+    None when it is gone. Raises OSError where that cannot be told: no descriptor is left.
+    """
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
@@ -86,7 +89,12 @@ def open_exactly(pid: int | None, start: int | None) -> int | None:
         # The latter is a number that is no pid: a record is damaged.
         return None
     # In this order: the descriptor names one process, and if the pid was another's when that was asked, it was so before.
-    if start_time(pid) == start:
+    try:
+        is_it = start_time(pid) == start
+    except OSError:
+        os.close(pidfd)
+        raise
+    if is_it:
         return pidfd
     os.close(pidfd)
     return None
@@ -95,7 +103,7 @@ def open_exactly(pid: int | None, start: int | None) -> int | None:
 def _stat(pid: int) -> list[str] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command name is in parentheses and may hold anything, also parentheses.
     return text[text.rindex(")") + 2 :].split(" ")
