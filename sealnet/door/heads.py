@@ -19,6 +19,8 @@ HEAD_S = 10.0
 
 # Headers of a CONNECT that mean nothing to a proxy that asks for no password and keeps no connection.
 _MEANINGLESS = frozenset((b"user-agent", b"proxy-connection", b"proxy-authorization", b"accept", b"connection", b"pragma"))
+# Any other may name what frames the message.
+_PLAIN_CONNECTION = frozenset((b"close", b"keep-alive"))
 _SHORT = re.compile(rb"CONNECT ([A-Za-z0-9.-]{1,253}):([1-9][0-9]{0,4}) HTTP/1\.[01]", re.ASCII)
 # RFC 9110 5.5, without what is obsolete.
 _FIELD = re.compile(rb"([A-Za-z-]+):[ \t]*+([!-~](?:[ \t!-~]*+))?", re.ASCII)
@@ -71,7 +73,7 @@ def _short(data: bytes) -> Head | None:
         name = field[1].lower()
         if name == b"host":
             hosts.append(field[2] or b"")
-        elif name not in _MEANINGLESS:
+        elif name not in _MEANINGLESS or (name == b"connection" and (field[2] or b"").lower() not in _PLAIN_CONNECTION):
             return None
     try:
         target = Authority(authority.name(found[1].decode("ascii")), authority.port(found[2].decode("ascii")))

@@ -95,6 +95,8 @@ def test_they_agree_on_a_connect_with_a_few_bytes_changed(data: st.DataObject) -
         PLAIN.replace(b"User-Agent", b"Host"),
         PLAIN.replace(b"CONNECT", b"connect"),
         PLAIN.replace(b"Host: allowed.test:443\r\n", b""),
+        PLAIN.replace(b"User-Agent: curl/8", b"Connection: host"),
+        PLAIN.replace(b"User-Agent: curl/8", b"Connection: close, transfer-encoding"),
         b"CONNECT 1.2.3.4:443 HTTP/1.1\r\nHost: 1.2.3.4:443\r\n\r\n",
     ],
 )
