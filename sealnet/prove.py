@@ -252,8 +252,8 @@ def again(host: Host, state: State, record: Record) -> dict[str, Any]:
     faults: list[str] = []
     checks: list[Check] = []
     if not state.is_held(record.run_id):
-        missing = "its supervisor is gone" if record.durable is None else "no worker sees to it"
-        faults.append(f"{missing}, and nobody renews its lease: sealnet reap {record.run_id}")
+        missing, mends = ("its supervisor is gone", "") if record.durable is None else ("no worker sees to it", "start the worker, or ")
+        faults.append(f"{missing}, and nobody renews its lease: {mends}sealnet reap {record.run_id}")
     if record.confinement != "open":
         inside = host.join(record.run_id, record.netns_inode)
         if inside is None:
