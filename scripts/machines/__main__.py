@@ -42,6 +42,7 @@ def _arguments() -> argparse.Namespace:
         "--timeout", type=float, default=_TIMEOUT_S, metavar="SECONDS", help=f"end the machine then, status 124 ({_TIMEOUT_S})"
     )
     run.add_argument("--results", type=Path, metavar="DIR", help="where output, console, journal and JUnit XML go (build/vm/MACHINE)")
+    run.add_argument("--reboots", action="store_true", help="a reboot is one: the command runs again then, on the same disk")
     run.add_argument("argv", nargs="+", metavar="COMMAND", help="run as root in /sealnet; pytest and sealnet are on its PATH")
     run.set_defaults(does=_run)
 
@@ -92,6 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
         results=results,
         timeout_s=arguments.timeout,
         output=sys.stdout.buffer,
+        reboots=arguments.reboots,
     )
     print(
         f"vm: {machine.name}: status {ended.status}, up in {ended.up_s:.0f} s, off after {ended.took_s:.0f} s: {results}", file=sys.stderr

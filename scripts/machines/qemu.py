@@ -31,6 +31,8 @@ _KVM_PROBE_S = 10
 # not drift, and what the kernel would take instead costs an exit each time it is asked for the time.
 _COMMAND_LINE = "console=ttyS0 panic=-1 mitigations=off random.trust_cpu=on net.ifnames=0 tsc=reliable systemd.show_status=1"
 _JOB = "systemd.unit=sealnet-job.service systemd.getty_auto=no"
+# Words that neither the kernel nor systemd knows become variables of the first process; guest/start reads this one.
+_REBOOTS = "sealnet.reboots"
 _SHELL = "systemd.unit=multi-user.target systemd.wants=sealnet-job.service"
 
 # A boot sector: mov dx, 0xf4; mov al, 0x10; out dx, al; and round again. The isa-debug-exit device makes that status 33.
@@ -54,9 +56,19 @@ class Ended:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def run(booted: Booted, disk: Path, command: Sequence[str], *, results: Path, timeout_s: float, output: IO[bytes] | None = None) -> Ended:
+def run(
+    booted: Booted,
+    disk: Path,
+    command: Sequence[str],
+    *,
+    results: Path,
+    timeout_s: float,
+    output: IO[bytes] | None = None,
+    reboots: bool = False,
+) -> Ended:
     """Boot, run the command in /sealnet, power off. Its output goes to `output` and, with the console and what it left, into `results`.
 
+    With `reboots` a reboot is one, after which the command runs again on the same disk; else it is the machine's end.
     Raises TimedOut, and NoMachine when the machine went down before the command had ended.
     """
     results.mkdir(parents=True, exist_ok=True)
@@ -70,7 +82,10 @@ def run(booted: Booted, disk: Path, command: Sequence[str], *, results: Path, ti
             file.truncate(_RESULTS_BYTES)
         job = Path(scratch) / "job"
         pack(job, command)
-        argv = [*_machine(booted, disk, job, returned, _JOB), "-serial", f"file:{console}", "-chardev", "file,id=output,path=/dev/stdout"]
+        argv = [*_machine(booted, disk, job, returned, f"{_JOB} {_REBOOTS}" if reboots else _JOB)]
+        if reboots:
+            argv.remove("-no-reboot")
+        argv += ["-serial", f"file:{console}", "-chardev", "file,id=output,path=/dev/stdout"]
         began = time.monotonic()
         with _started(argv) as process, open(results / "output.log", "wb") as log:
             hearing = _Hearing(process, log, output)
