@@ -17,7 +17,7 @@ from scripts.machines.furnish import CHECKOUT
 PAGE = CHECKOUT / "docs" / "compatibility.md"
 # An emulated processor is several times slower than what the tests' own limit is made for.
 _TESTS = (
-    "env", "SEALNET_TESTS_STRICT=1", "SEALNET_TESTS_PATIENCE=20", "pytest", "-q", "--tb=short", "--durations=10", "-o", "timeout=900",
+    "env", "SEALNET_TESTS_STRICT=1", "pytest", "-q", "--tb=short", "--durations=10", "-o", "timeout=900",
     "-p", "no:cacheprovider",
 )  # fmt: skip
 _FOLDERS = ("tests/kernel", "e2e")
