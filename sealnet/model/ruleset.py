@@ -23,6 +23,8 @@ delete table {FAMILY} {TABLE}
 # sandbox by another link is dropped. Sandbox addresses end in binary 10, which spares three quarters of all packets the lookup.
 # gateways: a host answers for its addresses on every link, so a broker that listens on a gateway alone would be open to whoever on the
 # LAN routes the pool to this host.
+# reject: whoever comes to a lease that has run out is told so at once. Only where his address leads back to his own link: an answer to one
+# that he has made up would go to somebody else, and could end a connection there.
 # lo is first: the host's own packets are most of what passes, and an index is compared faster than a name.
 # Nothing here says `ct state established accept`: a lease that is removed cuts its live connections.
 GATE_TABLE = f"""table {FAMILY} {TABLE} {{
@@ -49,6 +51,7 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 	chain gate {{
 		iifname . ip saddr . ip daddr . tcp dport @leases notrack accept
 		update @denied {{ iifname . ip daddr . meta l4proto . th dport }}
+		meta l4proto tcp fib saddr . iif oif exists reject with tcp reset
 		drop
 	}}
 
@@ -96,7 +99,7 @@ GATE_CHAINS = (
 )
 INSIDE_CHAINS = (("output", 3, 0, True),)
 # And one more for each leased port.
-INSIDE_RULES = 5
+INSIDE_RULES = 7
 
 
 def lease_element(ifname: str, sandbox: object, gateway: object, port: object) -> str:
@@ -132,7 +135,8 @@ def render_inside(*, gateway: IPv4Address | None, ports: Sequence[int], ifname: 
     """The filter inside the run's namespace. Without a leased port only the namespace's own addresses answer.
 
     `fib daddr type local` is the namespace's own addresses, reached over lo. Everything else is counted and refused at once: the sink
-    route (`default dev lo`) lets this chain see attempts to addresses that have no route.
+    route (`default dev lo`) lets this chain see attempts to addresses that have no route. What the kernel answers by itself (a reset, port
+    unreachable) to what still comes for a run that had the addresses before is nobody's attempt: no payload can send such a packet.
     """
     lease = "".join(f'\t\toifname "{ifname}" ip daddr {gateway} tcp dport {port} accept\n' for port in ports if gateway is not None)
     return f"""table {FAMILY} {TABLE} {{
@@ -153,6 +157,8 @@ def render_inside(*, gateway: IPv4Address | None, ports: Sequence[int], ifname: 
 	chain output {{
 		type filter hook output priority filter; policy drop;
 {lease}		oifname "lo" fib daddr type local accept
+		tcp flags rst drop
+		icmp type destination-unreachable drop
 		update @tried {{ ip daddr . meta l4proto . th dport }}
 		update @tried6 {{ ip6 daddr . meta l4proto . th dport }}
 		meta l4proto tcp reject with tcp reset
