@@ -78,7 +78,8 @@ class State:
         return f"{found.st_dev:x}:{found.st_ino:x}"
 
     def directory(self, run_id: str) -> Path:
-        return self.runs / run_id
+        """Raises UsageError for what is no run id: it would be a way out of here."""
+        return self.runs / names.known_run_id(run_id)
 
     def allocating(self) -> contextlib.AbstractContextManager[None]:
         """The lock under which the host's routes are read and a subnet is reserved."""

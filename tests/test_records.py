@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sealnet.errors import CannotSeal, NoSuchRun, RunExists
+from sealnet.errors import CannotSeal, NoSuchRun, RunExists, UsageError
 from sealnet.kernel import locks
 from sealnet.records import Claim, State
 from tests.crash import descriptors, elsewhere, steps_of
@@ -556,3 +556,16 @@ def test_whoever_reserves_holds_the_lock_alone(state: State) -> None:
     with state.allocating():
         assert locks.is_held(state.path / "alloc.lock")
     assert not locks.is_held(state.path / "alloc.lock")
+
+
+@pytest.mark.parametrize("run_id", ["..", ".", "../subnets", "x/y", "X"])
+def test_no_name_leads_out_of_the_directory(state: State, run_id: str) -> None:
+    before = sorted(os.listdir(state.path))
+
+    for deed in (state.directory, state.read, state.is_held, state.forget, state.take_over, state.status):
+        with pytest.raises(UsageError, match="cannot use run id"):
+            deed(run_id)
+    with pytest.raises(UsageError, match="cannot use run id"), state.teardown_lock(run_id):
+        pass
+
+    assert sorted(os.listdir(state.path)) == before

@@ -59,7 +59,7 @@ def add(run_id: str, owner: str) -> Path:
 
     It is made below the caller's own, so that whatever limits the caller limits the run.
     """
-    made = _parents()[0] / run_id
+    made = _parents()[0] / names.known_run_id(run_id)
     try:
         while True:
             with contextlib.suppress(FileExistsError):
@@ -80,7 +80,11 @@ def add(run_id: str, owner: str) -> Path:
 
 
 def find(run_id: str, tag: str) -> Path | None:
-    """The run's cgroup: where this process would make it, else anywhere in the tree; None when there is none of that owner."""
+    """The run's cgroup: where this process would make it, else anywhere in the tree; None when there is none of that owner.
+
+    Raises UsageError for what is no run id.
+    """
+    names.known_run_id(run_id)
     for parent in _parents():
         # One that was made and not yet marked is empty, and nobody else claims the id in this state directory.
         if owner(parent / run_id) == tag or _is_bare(parent / run_id):

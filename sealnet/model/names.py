@@ -26,11 +26,20 @@ def is_run_id(text: str) -> bool:
 
 
 def run_id(text: str) -> str:
-    """`text` when it is a run id, else UsageError."""
-    if not is_run_id(text):
+    """`text` when it is a run id that a new run may have, else UsageError."""
+    return _checked(text, "leave --run-id out and one is made up")
+
+
+def known_run_id(text: str) -> str:
+    """`text` when it can be the id of a run that there is, else UsageError."""
+    return _checked(text, "see the runs there are: sealnet ls")
+
+
+def _checked(text: str, hint: str) -> str:
+    # Also of another type: nobody who calls us from Python is to walk out of a directory by it.
+    if not isinstance(text, str) or not is_run_id(text):
         raise UsageError(
-            f"cannot use run id {text!r}: it must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit",
-            hint="leave --run-id out and one is made up",
+            f"cannot use run id {text!r}: it must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit", hint=hint
         )
     return text
 

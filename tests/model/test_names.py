@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -142,3 +143,10 @@ def test_a_mark_leads_back_to_its_run_in_its_own_state_directory_alone() -> None
 )
 def test_a_strangers_alias_leads_to_no_run(alias: str) -> None:
     assert names.run_of_alias(alias, "0:0") is None
+
+
+@pytest.mark.parametrize("text", ["", ".", "..", "../subnets", "a/b", "A", "-a", "a" * 64, "a\n", b"a", None, 7])
+def test_what_is_no_run_id_is_refused_wherever_a_run_is_named(text: Any) -> None:
+    for check in (names.run_id, names.known_run_id):
+        with pytest.raises(UsageError, match="cannot use run id"):
+            check(text)
