@@ -41,6 +41,8 @@ class BadRequest(Exception):
         super().__init__(text)
         self.status = status
         self.reason = reason
+        self.target: Authority | None = None
+        """What was asked for, where that could be read."""
 
 
 class Head(NamedTuple):
@@ -87,13 +89,8 @@ def _short(data: bytes) -> Head | None:
 def read(request: h11.Request) -> Head:
     """Raises BadRequest."""
     method = request.method.decode("ascii")
-    headers: Headers = list(request.headers)
-    names = [name for name, _ in headers]
     if request.http_version not in (b"1.0", b"1.1"):
-        raise BadRequest("only HTTP/1.0 and HTTP/1.1 are spoken here", 505)
-    is_1_1 = request.http_version == b"1.1"
-    if method == "TRACE":
-        raise BadRequest("TRACE is not passed on", 405)
+        raise BadRequest("only HTTP/1.0 and HTTP/1.1 are spoken here")
     target = request.target.decode("ascii")
     try:
         if method == "CONNECT":
@@ -102,6 +99,20 @@ def read(request: h11.Request) -> Head:
             asked, path = authority.http_target(target)
     except BadTarget as e:
         raise BadRequest(str(e), e.status, "not declared" if e.status == 403 else "bad request") from None
+    try:
+        return _judged(request, method, asked, path)
+    except BadRequest as e:
+        e.target = asked
+        raise
+
+
+def _judged(request: h11.Request, method: str, asked: Authority, path: str | None) -> Head:
+    """The head of a request whose target could be read. Raises BadRequest."""
+    headers: Headers = list(request.headers)
+    names = [name for name, _ in headers]
+    is_1_1 = request.http_version == b"1.1"
+    if method == "TRACE":
+        raise BadRequest("TRACE is not passed on", 405)
     hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (hosts and not authority.agrees(hosts[0], asked, default_port=None if path is None else authority.HTTP)):
         raise BadRequest("the Host header does not name the target", reason="host mismatch")

@@ -38,7 +38,6 @@ _STATUS = {
     502: "Bad Gateway",
     503: "Service Unavailable",
     504: "Gateway Timeout",
-    505: "HTTP Version Not Supported",
 }
 # h11 makes one of equal lengths in one header; whoever wrote that wanted two parsers to disagree.
 _LIST_OF_LENGTHS = re.compile(rb"\ncontent-length:[^\r\n]*,", re.IGNORECASE)
@@ -268,7 +267,8 @@ class _Proxied(Connection):
             if head.has_body and not asked.they_are_waiting_for_100_continue:
                 first.append(await self._event(asked, b""))
         except h11.RemoteProtocolError as e:
-            status = e.error_status_hint if e.error_status_hint in _STATUS else 400
+            # To a client that speaks another version, 505 would be in a version that it does not speak either.
+            status = e.error_status_hint if e.error_status_hint in _STATUS and e.error_status_hint != 505 else 400
             if status == 431:
                 self._refuse(BadRequest(f"the head is larger than {MAX_HEAD} bytes", status, "limit"))
             self._refuse(BadRequest("the request is malformed", status))
@@ -295,10 +295,13 @@ class _Proxied(Connection):
 
     def _refuse(self, bad: BadRequest) -> NoReturn:
         method, host = first_words(bytes(self._raw))
+        port = _port_of(host)
+        if bad.target is not None:
+            host, port = bad.target.host, bad.target.port
         reason = f"{bad.reason}: {bad}"
         self._raw.clear()
         self._asked()
-        data = self.served.denied(bad.status, Request(method, host, _port_of(host)), reason, str(bad), is_last=True)
+        data = self.served.denied(bad.status, Request(method, host, port), reason, str(bad), is_last=True)
         raise _Denied(data, is_last=True)
 
     def _deny(self, head: Head, reason: str, text: str, address: str | None = None) -> _Denied:
@@ -327,7 +330,7 @@ class _Proxied(Connection):
             self._entry = entry = served.log.allow(request)
             server, reached = await dial(self.loop, good, target.port)
         except NoAddress as e:
-            reason = f"no address: {e}"
+            reason = f"failed: no address: {e}"
             served.log.allow(request).failed(reason)
             raise self._failed(head, 502, reason, f"cannot resolve {target.host}: {e}") from None
         except DialFailed as e:

@@ -185,6 +185,9 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+_PLAIN_PART = re.compile(r"(?:\[[^\]@]*\]|[0-9A-Fa-f]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*|[^\[\]%;=&:,\s]*)(?::[0-9]{1,5}$)?")
+
+
 def redacted(target: str) -> str:
     """What may be shown of a target that cannot be read: no user information, no path, no query. Never what could be one of them."""
     text = target
@@ -196,4 +199,8 @@ def redacted(target: str) -> str:
     if "@" in text[len(authority) :]:
         # A password may have a slash in it, and an at sign may be in a path: nobody can tell.
         return "(redacted)"
-    return shown(authority.rpartition("@")[2])
+    text = authority.rpartition("@")[2]
+    # What looks like a name, and a port that is a number: whatever else stands there may be a password with an escaped at sign, or a token.
+    kept = _PLAIN_PART.match(text)
+    told = "" if kept is None else kept[0]
+    return shown(told) + ("" if told == text else "(redacted)")

@@ -110,3 +110,23 @@ def test_what_cannot_be_read_is_told_without_failing(data: bytes) -> None:
     method, host = first_words(data)
 
     assert (method + host).isascii()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET http://allowed.test/ HTTP/1.1\r\nHost: evil.test\r\n\r\n", 400),
+        (b"GET http://allowed.test/ HTTP/1.1\r\nHost: allowed.test\r\nConnection: host\r\n\r\n", 400),
+        (b"TRACE http://allowed.test/ HTTP/1.1\r\nHost: allowed.test\r\n\r\n", 405),
+    ],
+)
+def test_a_refusal_knows_the_target_that_could_be_read(head: bytes, status: int) -> None:
+    asked = h11.Connection(h11.SERVER)
+    asked.receive_data(head)
+    event = asked.next_event()
+    assert isinstance(event, h11.Request)
+
+    with pytest.raises(BadRequest) as refused:
+        read(event)
+
+    assert (refused.value.status, refused.value.target) == (status, ("allowed.test", 80))

@@ -220,3 +220,23 @@ def test_what_is_before_an_at_sign_or_after_a_slash_is_not_shown(before: str, af
 )
 def test_redacted(target: str, expected: str) -> None:
     assert redacted(target) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("http://u:SEKRET%40evil.test/", "u(redacted)"),
+        ("http://u:SEKRET", "u(redacted)"),
+        ("http%3A%2F%2Fu%3ASEKRET%40evil.test", "http(redacted)"),
+        ("http://evil.test%2fp%3ftoken=SEKRET", "evil.test(redacted)"),
+        ("http://evil.test;SEKRET/", "evil.test(redacted)"),
+        ("evil.test:443;SEKRET", "evil.test(redacted)"),
+        ("http://evil.test:SEKRET/", "evil.test(redacted)"),
+        ("token=SEKRET", "token(redacted)"),
+        ("evil.test&token=SEKRET", "evil.test(redacted)"),
+        ("data:SEKRET", "data(redacted)"),
+        ("evil.test:443", "evil.test:443"),
+    ],
+)
+def test_what_may_be_a_secret_is_not_shown(target: str, expected: str) -> None:
+    assert redacted(target) == expected
