@@ -100,6 +100,8 @@ def plan(
     )
     who = default_user(inherited) if user is None else user if isinstance(user, User) else process.user(user)
     here = working_directory() if cwd is None else os.path.realpath(cwd)
+    if not os.path.isdir(here):
+        raise UsageError(f"cannot use the working directory {here}: it is no directory", hint="make it, or work in another")
     # The source by its real name: it is opened later only if it still is what that says.
     binds = tuple(
         replace(one, source=_existing(one))
@@ -113,8 +115,15 @@ def plan(
     is_shared = not (cwd_is_bound(here) and process.is_own_code(here))
     given = [(environment.variable_name(name, "--setenv"), value) for name, value in set_env]
     globs = tuple(pass_env)
-    if confinement is policy.Confinement.ALLOWLIST:
-        environment.require_no_proxy(name for name, _value in given)
+    environment.require_one_meaning([name for name, _value in given], broker_names, has_proxy=confinement is policy.Confinement.ALLOWLIST)
+    if fallback is not None and confinement is policy.Confinement.OPEN:
+        raise UsageError("cannot use --fallback with --network open: nothing is sealed in an open run", hint="leave one of the two out")
+    if "" in globs:
+        raise UsageError("cannot use --pass-env '': it names no variable", hint="--pass-env 'CI_*'")
+    if chdir == "":
+        raise UsageError("cannot use --chdir '': it is no directory", hint="--chdir .")
+    mounted = tuple(plans.mount_point(text, "--tmpfs") for text in tmpfs)
+    plans.require_own_places(binds, mounted)
     return Plan(
         run_id=names.new_run_id() if run_id is None else names.run_id(run_id),
         confinement=confinement,
@@ -131,7 +140,7 @@ def plan(
         cwd_is_shared=is_shared,
         chdir=None if chdir is None else os.path.normpath(os.path.join(here, chdir)),
         binds=binds,
-        tmpfs=tuple(plans.mount_point(text, "--tmpfs") for text in tmpfs),
+        tmpfs=mounted,
         bwrap_args=plans.profile(
             bwrap_args, shared=[*([here] if cwd_is_bound(here, is_shared=is_shared) else []), *(one.dest for one in binds if one.writable)]
         ),
@@ -215,7 +224,7 @@ def _existing(bind: Bind) -> str:
 def require_root(verb: str, command: str) -> None:
     """Refuse with what to do where the process may not build a namespace."""
     if os.geteuid() != 0:
-        raise CannotSeal(f"cannot {verb}: only root may build a seal", hint=f"sudo {command}")
+        raise CannotSeal(f"cannot {verb}: only root may", hint=f"sudo {command}")
     # CAP_NET_ADMIN 12, CAP_SYS_ADMIN 21: what a container that calls itself root often lacks.
     effective = next(int(line.split()[1], 16) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
     lacking = [name for name, bit in (("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)) if not effective >> bit & 1]

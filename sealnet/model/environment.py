@@ -10,6 +10,8 @@ from sealnet.errors import UsageError
 
 PASSED = ("PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# JAVA_TOOL_OPTIONS, _JAVA_OPTIONS, JAVA_OPTS, MAVEN_OPTS: a value may name a proxy.
+_JAVA = "JAVA_"
 # What a payload reaches on its own loopback is its own.
 _OWN = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -30,6 +32,26 @@ def is_proxy(name: str) -> bool:
 
 def is_loader(name: str) -> bool:
     return name in _LOADER or name.startswith(_LOADER_PREFIXES)
+
+
+# What sealnet itself tells the payload.
+OWN = frozenset(("SEALNET", "SEALNET_RUN_ID", "SEALNET_BROKER_URL"))
+
+
+def require_one_meaning(given: Sequence[str], broker_env: Sequence[str], *, has_proxy: bool) -> None:
+    """Nothing that was asked for is to be written over by something else: UsageError for a variable that would have two values."""
+    for option, chosen in (("--setenv", given), ("--broker-env", broker_env)):
+        for name in chosen:
+            if name in OWN:
+                raise UsageError(f"cannot use {option} {name}: that variable is sealnet's own", hint="choose another name")
+            if has_proxy and is_proxy(name) and (option == "--broker-env" or name.lower() != "no_proxy"):
+                raise UsageError(f"cannot use {option} {name}: an allowlist run has a proxy of its own", hint="leave it out")
+    if twice := sorted({name for name in given if given.count(name) > 1}):
+        raise UsageError(f"cannot use --setenv {twice[0]} twice: a variable has one value", hint="leave one of the two out")
+    if both := sorted({*given} & {*broker_env}):
+        raise UsageError(
+            f"cannot use --setenv {both[0]} with --broker-env {both[0]}: a variable has one value", hint="leave one of the two out"
+        )
 
 
 def variable_name(text: str, option: str) -> str:
@@ -64,7 +86,7 @@ def environment(
     """What a payload of `user` gets, before anything that depends on its address.
 
     An inherited proxy variable never passes, whatever the glob: it would name a host that the seal refuses. Nor does PWD, which is where
-    the payload starts. `given` is explicit and passes as it is.
+    the payload starts, nor what an outer run of sealnet's was told. `given` is explicit and passes as it is.
     """
     kept = handed_on(inherited, passed)
     kept.setdefault("PATH", DEFAULT_PATH)
@@ -74,18 +96,19 @@ def environment(
 
 def handed_on(inherited: Mapping[str, str], passed: Sequence[str]) -> dict[str, str]:
     """The caller's variables that a run may see."""
+    # git's own are counted, so they go together or not at all.
+    hidden = any(name.startswith("GIT_CONFIG") and is_proxy(value) for name, value in inherited.items())
     return {
         name: value
         for name, value in inherited.items()
-        if any(fnmatchcase(name, glob) for glob in (*PASSED, *passed)) and not is_proxy(name) and name != "PWD" and _NAME.fullmatch(name)
+        if any(fnmatchcase(name, glob) for glob in (*PASSED, *passed))
+        and not is_proxy(name)
+        and not (is_proxy(value) and (_JAVA in name or name.endswith("_OPTS")))
+        and not (hidden and name.startswith("GIT_CONFIG"))
+        and name != "PWD"
+        and name not in OWN
+        and _NAME.fullmatch(name)
     }
-
-
-def require_no_proxy(given: Iterable[str]) -> None:
-    """The proxy of an allowlist run is sealnet's own: UsageError for a variable that would name another."""
-    for name in given:
-        if is_proxy(name) and name.lower() != "no_proxy":
-            raise UsageError(f"cannot use --setenv {name}: an allowlist run has a proxy of its own", hint="leave it out")
 
 
 def proxied(variables: Mapping[str, str], *, host: str, port: int, exempt: Sequence[str]) -> dict[str, str]:

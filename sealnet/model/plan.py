@@ -76,7 +76,7 @@ class Plan:
     def __post_init__(self) -> None:
         names.run_id(self.run_id)
         if not self.argv or not self.argv[0]:
-            raise UsageError("cannot run: no command was given", hint="sealnet run [OPTIONS] -- COMMAND [ARG]...")
+            raise UsageError("cannot run: no command was given", hint="put it last: -- COMMAND [ARG]...")
         if any("\0" in word for word in self.argv):
             raise UsageError("cannot run the command: an argument has a NUL byte")
         if any("\0" in value for value in self.environment.values()):
@@ -90,9 +90,9 @@ class Plan:
         if self.confinement not in ((meant,) if self.has_broker or self.allow else (meant, Confinement.OPEN)):
             raise UsageError(f"cannot make a {self.confinement} run: its broker and hosts make it {meant}")
         if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
-            raise UsageError(f"cannot use --timeout {self.timeout_s:g}: it must be more than 0 seconds")
+            raise UsageError(f"cannot use --timeout {self.timeout_s:g}: it is a number of seconds, more than 0", hint="--timeout 600")
         if not 0 <= self.grace_s < float("inf"):
-            raise UsageError(f"cannot use --grace {self.grace_s:g}: it must be 0 seconds or more")
+            raise UsageError(f"cannot use --grace {self.grace_s:g}: it is a number of seconds, 0 or more", hint="--grace 5")
         if self.fallback not in (None, "sever"):
             raise UsageError(f"cannot use --fallback {self.fallback}: the only one is 'sever'")
         if self.on_tamper not in (RESTORE, KILL):
@@ -182,6 +182,19 @@ def bind(text: str, *, writable: bool, cwd: str) -> Bind:
         raise UsageError(f"cannot use {option} {text!r}: it must be SRC or SRC:DEST")
     source = posixpath.normpath(posixpath.join(cwd, source))
     return Bind(source=source, dest=mount_point(dest or source, option), writable=writable)
+
+
+def require_own_places(binds: Sequence[Bind], tmpfs: Sequence[str]) -> None:
+    """One thing stands at one place: UsageError where the second would hide the first."""
+    stands: dict[str, str] = {}
+    for place, what in (
+        *((one.dest, f"--bind {one.source}" if one.writable else f"--ro-bind {one.source}") for one in binds),
+        *((dest, "--tmpfs") for dest in tmpfs),
+    ):
+        if (before := stands.setdefault(place, what)) is not what:
+            raise UsageError(
+                f"cannot put {before} and {what} at {place}: one would hide the other", hint="give one of the two another DEST"
+            )
 
 
 # bwrap options that a profile may use, with the number of their arguments. Everything else could open what the seal shuts.

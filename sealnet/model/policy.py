@@ -32,7 +32,8 @@ def least_confined(confinements: Iterable[Confinement]) -> Confinement:
 
 
 def port(value: int, option: str) -> int:
-    if not 1 <= value <= 65535:
+    # True is an int to Python, and 8080.5 is none to nft.
+    if type(value) is not int or not 1 <= value <= 65535:
         raise UsageError(f"cannot use {option} {value}: a TCP port is 1 to 65535")
     return value
 
@@ -64,7 +65,7 @@ def target(text: str) -> Target:
     is_host = _HOST.fullmatch(bare) is not None and not (":" in bare and bare == host)
     if kind != "tcp" or not is_host or not number.isascii() or not number.isdigit() or len(number) > 5:
         raise UsageError(f"{refused}: it is neither tcp:HOST:PORT nor unix:/PATH", hint="--broker tcp:127.0.0.1:8080")
-    return Target(host=bare, port=port(int(number), "--broker"))
+    return Target(host=bare, port=port(int(number), f"--broker {text!r}, port"))
 
 
 def derive(

@@ -160,3 +160,40 @@ def test_a_sealed_payload_is_told_its_run_and_its_broker_under_every_name_asked_
 
 def test_a_severed_payload_is_told_its_run_alone() -> None:
     assert env.sealed({}, run_id="r", broker_url=None, broker_env=()) == {"SEALNET": "1", "SEALNET_RUN_ID": "r"}
+
+
+@pytest.mark.parametrize(
+    ("given", "broker_env", "has_proxy", "words"),
+    [
+        (["SEALNET"], [], False, "--setenv SEALNET: that variable is sealnet's own"),
+        ([], ["SEALNET_RUN_ID"], False, "--broker-env SEALNET_RUN_ID: that variable is sealnet's own"),
+        ([], ["HTTP_PROXY"], True, "--broker-env HTTP_PROXY: an allowlist run has a proxy of its own"),
+        ([], ["no_proxy"], True, "--broker-env no_proxy: an allowlist run has a proxy of its own"),
+        (["https_Proxy"], [], True, "--setenv https_Proxy: an allowlist run has a proxy of its own"),
+        (["X", "Y", "X"], [], False, "--setenv X twice: a variable has one value"),
+        (["X"], ["X"], False, "--setenv X with --broker-env X: a variable has one value"),
+    ],
+)
+def test_a_variable_has_one_meaning(given: list[str], broker_env: list[str], has_proxy: bool, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"cannot use {words}")):
+        env.require_one_meaning(given, broker_env, has_proxy=has_proxy)
+
+
+def test_variables_that_do_not_meet_are_as_they_were_asked_for() -> None:
+    env.require_one_meaning(["X", "no_proxy", "SEALNET_CONFIG"], ["Y", "ANTHROPIC_BASE_URL"], has_proxy=True)
+    env.require_one_meaning(["https_proxy"], ["HTTP_PROXY"], has_proxy=False)
+
+
+def test_what_an_outer_run_was_told_does_not_pass() -> None:
+    assert env.handed_on({"SEALNET": "1", "SEALNET_BROKER_URL": "http://198.18.0.1:1", "SEALNET_X": "1"}, ["*"]) == {"SEALNET_X": "1"}
+
+
+def test_a_proxy_that_a_value_names_does_not_pass_either() -> None:
+    inherited = {
+        "_JAVA_OPTIONS": "-Dhttp.proxyHost=corp", "MAVEN_OPTS": "-Xmx1g -DproxySet=true", "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "http.Proxy", "GIT_CONFIG_VALUE_0": "http://corp", "JAVA_HOME": "/opt/proxyless", "GREETING": "a proxy",
+    }  # fmt: skip
+
+    assert env.handed_on(inherited, ["*"]) == {"GREETING": "a proxy"}
+    plain = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "user.name", "GIT_CONFIG_VALUE_0": "n", "JAVA_OPTS": "-Xmx1g"}
+    assert env.handed_on(plain, ["*"]) == plain

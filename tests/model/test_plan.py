@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sealnet.errors import UsageError
 from sealnet.model import names
-from sealnet.model.plan import Bind, Seal, bind, mount_point, profile, profile_places
+from sealnet.model.plan import Bind, Seal, bind, mount_point, profile, profile_places, require_own_places
 from sealnet.model.policy import Confinement
 from tests.model.build import SUBNET, a_plan, sealed, severed
 
@@ -36,11 +36,11 @@ FEW = settings(max_examples=50)
         ({"lease_port": 8080, "confinement": Confinement.SEVERED}, "cannot make a severed run: its broker and hosts make it sealed"),
         ({"lease_port": 8080, "confinement": Confinement.OPEN}, "cannot make a open run: its broker and hosts make it sealed"),
         ({"confinement": Confinement.SEALED}, "cannot make a sealed run: its broker and hosts make it severed"),
-        ({"timeout_s": 0.0}, "cannot use --timeout 0: it must be more than 0 seconds"),
+        ({"timeout_s": 0.0}, "cannot use --timeout 0: it is a number of seconds, more than 0"),
         ({"timeout_s": -1.5}, "cannot use --timeout -1.5"),
         ({"timeout_s": float("inf")}, "cannot use --timeout inf"),
         ({"timeout_s": float("nan")}, "cannot use --timeout nan"),
-        ({"grace_s": -1.0}, "cannot use --grace -1: it must be 0 seconds or more"),
+        ({"grace_s": -1.0}, "cannot use --grace -1: it is a number of seconds, 0 or more"),
         ({"grace_s": float("inf")}, "cannot use --grace inf"),
         ({"grace_s": float("nan")}, "cannot use --grace nan"),
         ({"fallback": "open"}, "cannot use --fallback open: the only one is 'sever'"),
@@ -297,3 +297,14 @@ def test_a_profile_may_ask_for_what_is_in_force_anyway() -> None:
 def test_a_long_command_is_told_by_its_beginning() -> None:
     assert a_plan(argv=("x" * 4096,)).command == "x" * 4096
     assert a_plan(argv=("x" * 4000, "y" * 1_000_000)).command == f"{'x' * 4000} {'y' * 92}..."
+
+
+def test_one_thing_stands_at_one_place() -> None:
+    here, there = Bind(source="/a", dest="/mnt", writable=True), Bind(source="/b", dest="/mnt/b", writable=False)
+    require_own_places([here, there], ["/mnt/c"])
+
+    for binds, tmpfs in (([here, dataclasses.replace(there, dest="/mnt")], []), ([here, dataclasses.replace(here, writable=False)], [])):
+        with pytest.raises(UsageError, match="at /mnt: one would hide the other"):
+            require_own_places(binds, tmpfs)
+    with pytest.raises(UsageError, match="cannot put --bind /a and --tmpfs at /mnt"):
+        require_own_places([here], ["/mnt"])
