@@ -131,3 +131,70 @@ def test_a_full_state_directory_refuses_the_next_run_and_ends_none(host: Host) -
     assert process.returncode == 4
     (host.state / "fill").unlink()
     assert host.sealnet("run", "--", "true").returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_the_status_is_the_payloads_whatever_the_caller_has_closed(host: Host, closed: str) -> None:
+    done = host.run("sh", "-c", f'"$@" {closed}', "sh", *SEALNET, "run", "--", "sh", "-c", "exit 7", check=False)
+
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_the_records_may_lie_in_the_working_directory_and_are_not_the_payloads(host: Host) -> None:
+    """As tests of others have it: state directory and working directory in one temporary directory."""
+    host.broker(8080)
+    work = host.directory / "work"
+    (work / "below").mkdir(parents=True)
+    script = "touch state/planted; rmdir state; mv state elsewhere; ls -A state; ls -A; curl -fsS $SEALNET_BROKER_URL/x"
+
+    done = host.sealnet(
+        "run", "--lease-port", "8080", "--", "sh", "-c", script, cwd=work, env={**os.environ, "SEALNET_STATE_DIR": str(work / "state")}
+    )
+    deeper = host.sealnet("run", "--", "true", cwd=work, env={**os.environ, "SEALNET_STATE_DIR": str(work / "below" / "state")})
+
+    assert (done.returncode, done.stdout) == (0, "planted\nbelow\nstate\n/x"), done.stderr
+    assert sorted(path.name for path in (work / "state").iterdir() if path.is_dir()) == ["runs", "stage", "subnets"]
+    assert list((work / "state" / "runs").iterdir()) == []
+    # A directory in between could be renamed.
+    assert (deeper.returncode, "the records of the runs are in" in deeper.stderr) == (2, True)
+    assert list((work / "below").iterdir()) == []
+
+
+def test_the_names_of_network_namespaces_are_not_the_payloads_to_write(host: Host) -> None:
+    for options, cwd in (((), "/run/netns"), (("--bind", "/run/netns"), "/"), (("--bind", "/run"), "/")):
+        done = host.sealnet("run", *options, "--", "true", cwd=cwd)
+        assert (done.returncode, "cannot make /run" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("kind", ["bind", "tmpfs"])
+def test_a_host_whose_etc_is_a_mount_has_the_broker_in_its_names(host: Host, kind: str) -> None:
+    host.broker(8080)
+    mount = (
+        "mount --bind /etc /etc"
+        if kind == "bind"
+        else "cp -a /etc/passwd /etc/group /etc/nsswitch.conf . && mount -t tmpfs t /etc && cp -a . /etc"
+    )
+    (host.directory / "etc").mkdir()
+    own = f'cd {host.directory}/etc; {mount}; cd /; exec "$@"'
+    asked = "getent hosts broker.sealnet; grep -c nameserver /etc/resolv.conf; curl -fsS http://broker.sealnet:8080/x"
+
+    done = host.run("unshare", "-m", "sh", "-c", own, "sh", *SEALNET, "run", "--lease-port", "8080", "--", "sh", "-c", asked, check=False)
+
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[0].split()[1:], lines[-1]) == (0, ["broker.sealnet"], "/x"), done.stdout + done.stderr
+
+
+def test_one_document_is_printed_where_one_was_asked_for(host: Host) -> None:
+    script = "for n in 1 2; do curl -s http://other.example/; done; sleep 600"
+    run = host.spawn_run("logged", "sh", "-c", script, options=("--allow", "only.example", "--no-preflight"))
+    wait_for(lambda: host.sealnet("log", "logged").stdout.count("DENY") == 2, what="two were denied")
+
+    log = json.loads(host.sealnet("log", "logged", "--json").stdout)
+    top = json.loads(host.sealnet("--json", "top", "--once").stdout)
+    plan = json.loads(host.sealnet("run", "--dry-run", "--json", "--timeout", "7", "--tmpfs", "/opt", "--", "true").stdout)["plan"]
+
+    assert [(one["verdict"], one["host"]) for one in log] == [("DENY", "other.example")] * 2
+    assert [one["run_id"] for one in top] == ["logged"]
+    assert (plan["timeout_s"], plan["tmpfs"]) == (7.0, ["/opt"])
+    host.sealnet("reap", "logged")
+    run.wait(60)

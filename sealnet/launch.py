@@ -111,7 +111,7 @@ class _Launch:
 
     def start(self) -> Run:
         plan = self.plan
-        _refuse_shared(plan, self.state)
+        hidden = to_hide(plan, self.state)
         _refuse_ways_out(self.streams)
         # Whatever is missing is said before anything is touched.
         paths = {name: process.tool(name) for name in (builder.TOOLS if plan.build else _TOOLS)}
@@ -119,7 +119,7 @@ class _Launch:
         door_user = doors.account(self.config.door_user, plan.user) if plan.broker is not None or plan.allow else None
         claim = self.state.claim(self._record())
         run = Run(self.host, claim, plan, Seal(run_id=plan.run_id), self.config, paths)
-        run.receipt_to, run.rights, run.ways = self.receipt_to, self.rights, self.ways
+        run.receipt_to, run.rights, run.ways, run.hidden = self.receipt_to, self.rights, self.ways, hidden
         try:
             self._build(run, door_user)
         except BaseException as error:
@@ -163,16 +163,37 @@ class _Launch:
         self.checkpoint("started")
 
 
-def _refuse_shared(plan: Plan, state: State) -> None:
-    """What a payload may write must be neither the records of the runs nor what root runs next."""
-    shared = [bind.source for bind in plan.binds if bind.writable]
-    shared += [plan.cwd] if cwd_is_bound(plan.cwd, is_shared=plan.cwd_is_shared) else []
+_NAMES = "/run/netns"
+
+
+def to_hide(plan: Plan, state: State) -> tuple[str, ...]:
+    """Where an empty directory is put over the records of the runs, which a payload may not write, nor what root runs next.
+
+    That holds for records right below what is shared: it cannot be renamed then, nor what is in between. Raises UsageError otherwise.
+    """
+    shared = [(bind.source, bind.dest) for bind in plan.binds if bind.writable]
+    shared += [(plan.cwd, plan.cwd)] if cwd_is_bound(plan.cwd, is_shared=plan.cwd_is_shared) else []
     records = os.path.realpath(state.path)
-    for path in shared:
-        if beneath(path, records) or beneath(records, path):
-            raise UsageError(f"cannot make {path} writable in a run: the records of the runs are in {state.path}")
+    hidden = []
+    for path, dest in shared:
+        if beneath(path, _NAMES) or beneath(_NAMES, path):
+            raise UsageError(
+                f"cannot make {path} writable in a run: the names of this host's network namespaces are in it",
+                hint="work in another directory",
+            )
+        if os.path.dirname(records) == path:
+            hidden.append(os.path.join(dest, os.path.basename(records)))
+        elif beneath(path, records) or beneath(records, path):
+            raise UsageError(
+                f"cannot make {path} writable in a run: the records of the runs are in {state.path}",
+                hint="work in another directory, or move them: SEALNET_STATE_DIR",
+            )
         if process.is_own_code(path):
-            raise UsageError(f"cannot make {path} writable in a run: sealnet itself is in it, and root runs that next")
+            raise UsageError(
+                f"cannot make {path} writable in a run: sealnet itself is in it, and root runs that next",
+                hint="--ro-bind, or another directory",
+            )
+    return tuple(hidden)
 
 
 def _refuse_ways_out(streams: Streams) -> None:

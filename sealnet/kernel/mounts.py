@@ -17,7 +17,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sealnet.errors import CannotSeal
 from sealnet.kernel import libc
@@ -299,7 +299,9 @@ class Stage:
         """
         mounts = below(self._mounts, source, self.path, root=dest == "/")
         targets = [source, *(mount.target for mount in mounts if is_shown(mount))]
-        self._overlay(source, dest, of(self._mounts, source), files, _of(source, targets, places), rights)
+        # /etc may be a mount of its own; one that is a single file is covered by what stands in its place.
+        trees = [target for target in targets if target not in files]
+        self._overlay(source, dest, of(self._mounts, source), _of(source, trees, files), _of(source, targets, places), rights)
         covered: list[str] = []
         for mount in mounts:
             if any(beneath(mount.target, above) for above in covered):
@@ -308,7 +310,8 @@ class Stage:
             try:
                 if not is_shown(mount):
                     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-                self._overlay(mount.target, inner, mount, {}, _of(mount.target, targets, places), rights, keep=mount.target in files)
+                own = _of(mount.target, trees, files)
+                self._overlay(mount.target, inner, mount, own, _of(mount.target, targets, places), rights, keep=mount.target in files)
             except (OSError, CannotSeal):
                 covered.append(mount.target)
                 self._cover(inner)
@@ -384,6 +387,8 @@ class Stage:
                 os.close(directory)
 
 
+T = TypeVar("T")
+
 _HINTS = {
     errno.ENODEV: "modprobe overlay; without it a host socket would answer in the sandbox",
     errno.ELOOP: "name the real path: a symbolic link is on the way",
@@ -434,7 +439,7 @@ def _noexec(like: Mount | None) -> int:
     return libc.MS_NOEXEC if like is not None and "noexec" in like.options.split(",") else 0
 
 
-def _of(target: str, targets: Sequence[str], places: Mapping[str, bool]) -> dict[str, bool]:
+def _of(target: str, targets: Sequence[str], places: Mapping[str, T]) -> dict[str, T]:
     return {name: kind for name, kind in places.items() if _nearest(targets, name) == target}
 
 
