@@ -6,9 +6,11 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from sealnet.kernel import cgroup, libc, sysctl
 from sealnet.kernel.netlink import Netlink
 from sealnet.kernel.nft import Nft
 from sealnet.model import names
-from tests.lab import LAN_PEER, SEALNET, Host, Probe, wait_for
+from tests.lab import LAN_PEER, PATIENCE, SEALNET, Host, Probe, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -375,8 +377,13 @@ def test_a_kill_at_any_request_leaves_nothing_that_the_next_run_does_not_take(
         if not os.WIFSIGNALED(status) or ran.exists():
             break
         traces += bool(host.left_over())
+        # A helper that was forked in that moment holds the run's lock, until it executes its program or sees that it is alone.
+        deadline = time.monotonic() + 2 * PATIENCE
         sealer.reap_orphans()
-        if left := host.left_over():
+        while (left := host.left_over()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            sealer.reap_orphans()
+        if left:
             faults.append(f"request {requests}: {left}")
             sealer.reap(run_id)
         # One that does not say whose it is, nobody else would count.
@@ -708,3 +715,30 @@ def test_another_manager_that_takes_the_link_takes_the_access_and_gives_none(
     assert host.left_over() == []
     probe.process.send_signal(signal.SIGCONT)
     assert probe.process.wait(60) == 137
+
+
+def test_reap_from_where_run_netns_is_another_leaves_no_name(host: Host) -> None:
+    process = host.spawn_run("hidden", "sleep", "600", options=())
+
+    done = host.run("unshare", "-m", "--propagation", "private", "sh", "-c", f"mount -t tmpfs t /run/netns; {SEALNET[0]} reap hidden")
+
+    assert (done.stdout, process.wait(60)) == ("reaped  hidden\n", 137)
+    assert host.left_over() == []
+
+
+def test_reap_tells_of_what_it_took_and_of_what_it_may_not(host: Host) -> None:
+    process = host.spawn_run("lost", "sleep", "600")
+    kill(process)
+    shutil.rmtree(host.state / "runs" / "lost")
+
+    assert host.sealnet("reap", "lost").stdout == "reaped  lost\n"
+    assert host.sealnet("reap", "lost").stdout == ""
+
+    host.broker(8080)
+    other = host.spawn_run("strange", "sleep", "600", options=LEASE)
+    elsewhere = {**os.environ, "SEALNET_STATE_DIR": str(host.directory / "other")}
+    done = host.sealnet("reap", "strange", env=elsewhere)
+    assert (done.returncode, "the mark of another state directory" in done.stderr) == (125, True), done.stderr
+    assert host.sealnet("check", "strange").returncode == 0
+    host.sealnet("reap", "strange")
+    assert other.wait(60) == 137

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sealnet.errors import SealnetError
+from sealnet.errors import NoSuchRun, SealnetError
 from sealnet.kernel import cgroup, ends, identity, process, seccomp, sysctl, within
 from sealnet.kernel.attempts import Answer, Attempt, StandIn
 from sealnet.kernel.ends import End
@@ -22,7 +22,7 @@ from sealnet.model.check import Check
 from sealnet.model.plan import Seal, User
 from sealnet.model.receipt import verdict
 from sealnet.model.record import Record, seal_of
-from sealnet.records import State
+from sealnet.records import ALIVE, State
 
 _INET, _INET6, _STREAM, _DGRAM = socket.AF_INET, socket.AF_INET6, socket.SOCK_STREAM, socket.SOCK_DGRAM
 _SECCOMP_FILTER = 2
@@ -242,6 +242,11 @@ def lease(host: Host, seal: Seal) -> Check:
     )
 
 
+def _has_ended(state: State, run_id: str) -> bool:
+    """Whether somebody is taking it away, or has: what was seen missing then was not missed by the payload."""
+    return not state.directory(run_id).exists() or (state.is_held(run_id) and not state.is_held(run_id, ALIVE))
+
+
 def again(host: Host, state: State, record: Record) -> dict[str, Any]:
     """Prove a live run: `{run_id, confinement, verdict, faults, inconclusive, checks}`. The verdict is the confinement's own word, or
     broken or inconclusive; of an open run it is `open`, for which nothing is proved.
@@ -267,6 +272,8 @@ def again(host: Host, state: State, record: Record) -> dict[str, Any]:
             finally:
                 inside.close()
     found = verdict(record.confinement, checks)
+    if (faults or found != record.confinement) and _has_ended(state, record.run_id):
+        raise NoSuchRun(f"cannot check run {record.run_id}: it has just ended", hint="see the runs there are: sealnet ls")
     return {
         "run_id": record.run_id,
         "confinement": record.confinement,

@@ -26,7 +26,7 @@ def teardown(
     everywhere: bool = False,
     unless: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Take everything of a run away, its record last. Whether there was anything recorded of it.
+    """Take everything of a run away, its record last. Whether there was a record of it or, where `everywhere` is looked, anything else.
 
     Needs the run id alone: what the record would tell is looked for where it is missing. Succeeds when there is nothing.
     `unless` is asked once nobody else can take the run away or claim its id any more; when it says yes, nothing is done.
@@ -43,11 +43,18 @@ def teardown(
         if inside is None and (record is None or record.confinement != "open"):
             inside = host.join(run_id, record.netns_inode if record else None)
         what = seal_of(record) if record is not None else Seal(run_id=run_id)
+        # Without a record there may be anything, and who asks is told whether there was.
+        traced = not recorded and everywhere and run_id in host.traces()
         seal.teardown(host, what, inside=inside, release=partial(state.release, subnet=what.subnet), everywhere=everywhere)
         if record is not None and record.durable is not None:
             _stop_door(state, record)
         state.forget(run_id)
-        return recorded
+        if not recorded and everywhere and not traced and (strange := host.stranger(run_id)) is not None:
+            raise CannotTearDown(
+                f"cannot reap run {run_id}: link {strange} has its name and the mark of another state directory, which may be alive",
+                hint=f"SEALNET_STATE_DIR=DIR sealnet reap {run_id}; where that directory is gone for good: ip link delete {strange}",
+            )
+        return recorded or traced
 
 
 def _keep_end(state: State, record: Record) -> None:

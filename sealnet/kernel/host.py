@@ -382,6 +382,14 @@ class Host:
                 os.close(fd)
         return found
 
+    def stranger(self, run_id: str) -> str | None:
+        """The link that has this run's name and another state directory's mark, if there is one."""
+        for link in links.see_all(self.netlink):
+            words = link.alias.split(" ")
+            if names.netns(run_id) in link.altnames and words[:2] == ["sealnet", run_id] and words[2:3] != [self.tag]:
+                return link.name
+        return None
+
 
 def subnet_occupant(subnet: IPv4Network, run_id: str) -> Occupant:
     return Occupant.of(subnet, f"run {run_id}", own=True)
