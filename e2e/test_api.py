@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 import sealnet
 from sealnet.kernel import process
-from tests.lab import Host, wait_for
+from tests.lab import SEALNET, Host, wait_for
 from tests.upstream import Upstream
 
 pytestmark = pytest.mark.root
@@ -163,3 +164,105 @@ def test_a_run_holds_no_copy_of_the_names_of_other_runs(host: Host) -> None:
 
         assert name in Path("/proc/self/mountinfo").read_text()
         assert name not in held
+
+
+def test_nothing_is_left_of_a_run_that_was_waited_for(host: Host) -> None:
+    host.broker(8080)
+    script = "curl -s -m 2 http://192.0.2.9/; echo told; sleep 600 & exit 4"
+
+    run = sealnet.Sealer().launch(["sh", "-c", script], lease_port=8080, stdout=subprocess.PIPE)
+
+    assert run.wait() == 4
+    assert host.left_over() == []
+    # All of it is told still, and its pipe can be read to its end.
+    assert run.stdout is not None
+    assert run.stdout.read() == b"told\n"
+    assert (run.poll(), run.wait(), run.payload_pid(), run.send_signal(15)) == (4, 4, None, False)
+    assert run.tried() == [("192.0.2.9", "tcp", 80, 1)]
+    assert (run.receipt.verdict, run.record.state) == ("sealed", "exited")
+    with pytest.raises(sealnet.NoSuchRun):
+        run.check()
+    run.kill()
+    run.close()
+    assert run.stdout.closed
+
+
+def test_a_run_of_that_id_is_not_killed_for_one_that_was_waited_for(host: Host) -> None:
+    before = sealnet.Sealer().launch(["true"], run_id="again")
+    before.wait()
+
+    with sealnet.Sealer().launch(["sleep", "600"], run_id="again") as run:
+        before.kill()
+        before.freeze(frozen=True)
+        before.close()
+
+        assert run.poll() is None
+        assert run.check()["verdict"] == "severed"
+
+
+LEAVES = """
+import os, sealnet, sys, time
+sealer = sealnet.Sealer()
+for run_id, script in (("lives", "until [ -e stop ]; do sleep 0.05; done; exit 7"), ("ends", "exit 3"), ("plain", "sleep 600")):
+    # What dies with us has to be held.
+    keep = sealer.launch(["sh", "-c", script], run_id=run_id, durable=run_id != "plain", lease_port=8080, stdin=-3)
+    globals()[run_id] = keep
+print("left", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_process_has_left_alive_the_next_one_takes_over(host: Host) -> None:
+    host.broker(8080)
+    leaver = host.spawn(sys.executable, "-I", "-c", LEAVES)
+    assert leaver.stdout is not None
+    assert leaver.stdout.readline() == "left\n"
+    sealer = sealnet.Sealer()
+    # Somebody sees to them.
+    assert sealer.adopt() == []
+    assert len(sealer.runs()) == 3
+    host.stop(leaver)
+    worker = host.spawn(*SEALNET, "worker")
+    wait_for((host.state / "worker.sock").exists, what="a worker is there, and takes nothing over that is not its own")
+
+    adopted = sealer.adopt()
+
+    assert [run.run_id for run in adopted] == ["lives"]
+    wait_for(lambda: [record.run_id for record in sealer.runs()] == ["lives"], what="the others are taken away")
+    assert adopted[0].check()["verdict"] == "sealed"
+    assert sealer.adopt() == []
+    with pytest.raises(TimeoutError):
+        adopted[0].wait(0.2)
+    Path("stop").touch()
+    assert adopted[0].wait() == 7
+    worker.terminate()
+    worker.wait(60)
+
+
+def test_what_cannot_be_left_is_refused(host: Host) -> None:
+    sealer = sealnet.Sealer()
+
+    for options in ({"broker": "tcp:127.0.0.1:8080"}, {"allow": ["a.test"]}, {"evidence": "evidence"}):
+        with pytest.raises(sealnet.UsageError, match="durable"):
+            sealer.launch(["true"], durable=True, **options)  # type: ignore[arg-type]
+
+    assert list(host.directory.iterdir()) == []
+
+
+def test_what_is_of_the_wrong_type_touches_nothing(host: Host) -> None:
+    sealer = sealnet.Sealer()
+    wrong = {"lease_port": (True, 8080.5, "8080"), "timeout_s": ("5", True), "bwrap_args": (["--dir", "/x"],), "preflight": (0,)}
+
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(TypeError, match=f"{name} is "):
+                sealer.run(["true"], **{name: value})  # type: ignore[arg-type]
+    for run_id in ("..", "../subnets", ".", "x/y", ""):
+        for deed in (sealer.reap, sealer.check):
+            with pytest.raises(sealnet.UsageError, match="cannot use run id"):
+                deed(run_id)
+    told = sealer.can_seal(lease_port=True)
+
+    assert (told.ok, told.reason) == (False, "cannot use --lease-port True: a TCP port is 1 to 65535")
+    assert sealer.run(["sh", "-c", "exit $X"], set_env={"X": "9"}).returncode == 9
+    assert host.left_over() == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.test_worker_socket import ALICE, Worker, gone, worker  # noqa: F401
+from e2e.test_worker_socket import ALICE, BOB, Worker, gone, worker  # noqa: F401
 from tests.lab import wait_for
 
 pytestmark = pytest.mark.root
@@ -112,8 +112,8 @@ def test_who_makes_a_run_and_what_is_refused(worker: Worker, monkeypatch: pytest
 
     assert of(worker, ALICE, "ways", way="auto")[1:] == [True, None]
     refused, can, reason = of(worker, ALICE, "ways", way="never")
-    assert refused == ["CannotSeal", "cannot start a run: only root may build a seal"]
-    assert (can, reason) == (False, "cannot try a seal: only root may build a seal")
+    assert refused == ["CannotSeal", "cannot start a run: only root may"]
+    assert (can, reason) == (False, "cannot try a seal: only root may")
     before = len(worker.lines("event=started"))
     assert of(worker, 0, "ways", way="always")[:2] == [None, True]
     assert len(worker.lines("event=started")) == before + 1
@@ -183,3 +183,12 @@ def test_a_program_that_dies_takes_its_run_along_and_a_worker_does_not(worker: W
     program.kill()
 
     gone(worker, "long")
+
+
+def test_a_users_program_takes_its_runs_over_through_the_worker(worker: Worker) -> None:  # noqa: F811
+    assert of(worker, ALICE, "leave") is True
+
+    seen = of(worker, ALICE, "adopt")
+
+    assert seen == [["lasting"], "severed", 7, []]
+    assert of(worker, BOB, "adopt")[0] == []

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from sealnet.kernel import process
+from sealnet.model.durable import LEASE_TTL_S
 from sealnet.records import State
-from sealnet.worker.runs import LEASE_TTL_S
 from tests import worker as driver
 from tests.lab import Host, wait_for
 

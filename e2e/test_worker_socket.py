@@ -252,7 +252,7 @@ def test_the_log_of_a_proxy_is_its_owners(worker: Worker) -> None:
     said = wait_for(lambda: worker.call(ALICE, "log", "logged").stdout, what="something was denied")
 
     assert said.startswith("DENY other.example:80 GET")
-    assert json.loads(worker.call(ALICE, "log", "logged", "--json").stdout.splitlines()[0])["host"] == "other.example"
+    assert json.loads(worker.call(ALICE, "log", "logged", "--json").stdout)[0]["host"] == "other.example"
     assert worker.call(BOB, "log", "logged").returncode == 125
 
 
@@ -846,3 +846,16 @@ def test_there_is_one_worker(worker: Worker) -> None:
 
     assert (second.returncode, "one runs already" in second.stderr) == (125, True)
     assert worker.call(ALICE, "run", "--", "true").returncode == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_who_waits_for_a_run_without_a_worker_can_leave(worker: Worker, signum: int) -> None:
+    client = running(worker, ALICE, "left", "sleep", "600", options=("--grace", "0.5"))
+    worker.end(signal.SIGKILL)
+    assert worker.host.sealnet("reap", "left").stdout == "reaped  left\n"
+    assert client.poll() is None
+
+    client.send_signal(signum)
+
+    _, said = client.communicate(timeout=30)
+    assert (client.returncode, "the worker has gone, and no other has come" in said) == (125, True), said

@@ -66,6 +66,16 @@ class Sealer:
     async def reap(self, run_id: str) -> bool:
         return await _in_thread(lambda _stop: self._sealer.reap(run_id))
 
+    async def adopt(self) -> list[Run]:
+        """As `sealnet.Sealer.adopt`; whoever is done with one of them awaits its `end`."""
+        loop = asyncio.get_running_loop()
+        adopted = []
+        for one in await _in_thread(lambda _stop: self._sealer.adopt()):
+            run = Run(loop, lambda _stop, one=one: one)  # type: ignore[misc]
+            await run.begin()
+            adopted.append(run)
+        return adopted
+
     async def reap_orphans(self) -> list[str]:
         return await _in_thread(lambda _stop: self._sealer.reap_orphans())
 
@@ -203,6 +213,10 @@ class Run:
             else:
                 if status is None:
                     return
+                try:
+                    run.conclude(status)
+                except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits
+                    _tell(self._loop, self._ended, error=error)
                 _tell(self._loop, self._ended, status)
             self._has_ended = True
         poller = select.poll()

@@ -6,6 +6,7 @@ import array
 import contextlib
 import os
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ _CHUNK = 1 << 18
 _CONNECT_S = 10.0
 # A worker that was restarted is looked for, as long as its runs can do without one.
 _RETRY_S, _GIVE_UP_S = 0.2, 600.0
+# 0 is the kill that follows one that was not obeyed.
+_ENDING = (0, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _LOOK_S = 0.1
 
 
@@ -178,6 +181,15 @@ class RemoteRun:
         except OSError as e:
             raise unreachable(self._path, e) from e
 
+    def take_over(self) -> None:
+        """As `attach`, of one that lives, and whose beginning somebody else was told. Raises SealnetError."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self.attach()
+        if self.started is None:
+            self._catch_up()
+
     @property
     def pidfd(self) -> int:
         return self._never if self._connection is None else self._connection.fileno()
@@ -216,6 +228,9 @@ class RemoteRun:
             return False
         except OSError:
             self._unsent.append(signum)
+            if signum in _ENDING:
+                # Nobody can end it now, and nobody is kept here for that.
+                self._give_up_at = min(self._give_up_at, time.monotonic() + self.plan.grace_s)
             return True
 
     def kill(self) -> None:
@@ -272,8 +287,8 @@ class RemoteRun:
         except OSError as e:
             if now > self._give_up_at:
                 raise CannotSeal(
-                    f"cannot tell how run {self.run_id} ends: the worker has been gone for {_GIVE_UP_S:g} s",
-                    hint="sealnet worker takes its runs over",
+                    f"cannot tell how run {self.run_id} ends: the worker has gone, and no other has come",
+                    hint=f"sealnet worker takes its runs over; sudo sealnet reap {self.run_id} ends it without",
                 ) from e
             self.retry_at = now + _RETRY_S
             return

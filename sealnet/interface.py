@@ -28,7 +28,7 @@ class RunOptions(TypedDict, total=False):
     allow_unenforced_egress: bool
     broker_env: Iterable[str]
     pass_env: Iterable[str]
-    set_env: Iterable[tuple[str, str]]
+    set_env: Iterable[tuple[str, str]] | Mapping[str, str]
     environ: Mapping[str, str] | None
     bind: Iterable[str]
     ro_bind: Iterable[str]
@@ -46,11 +46,15 @@ class RunOptions(TypedDict, total=False):
 
 
 class LaunchOptions(RunOptions, total=False):
-    """And its streams, as subprocess takes them, a file for its proof, and a directory for its evidence."""
+    """And its streams, as subprocess takes them, a file for its proof, and a directory for its evidence.
+
+    `durable`: it outlives this process, and `Sealer.adopt` of the next one takes it over.
+    """
 
     stdin: Stdio
     stdout: Stdio
     stderr: Stdio
+    durable: bool
     receipt: str | os.PathLike[str] | None
     evidence: str | os.PathLike[str] | None
 
@@ -111,7 +115,10 @@ class Run(Protocol):
         """What was done to its seal meanwhile, as `{time, event, detail}`."""
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit status, at its end. Raises TimeoutError; the run then goes on."""
+        """Its exit status, when nothing of it is left; what its pipes hold can still be read. Raises TimeoutError; the run then goes on.
+
+        Raises what `close` raises, once.
+        """
 
     def poll(self) -> int | None:
         """Its exit status, when there is one."""

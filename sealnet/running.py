@@ -93,6 +93,12 @@ class Run:
         self.host, self.claim, self.plan, self.seal, self.config, self.tools = host, claim, plan, seal, config, tools
         self.before_end: Callable[[Run, int | None], None] = lambda _run, _status: None
         self.at_end: Callable[[], None] = lambda: None
+        self.close_pipes: Callable[[], None] = lambda: None
+        """Of our ends, which may still be read when the run is gone."""
+        self.is_waited_away = False
+        """Whether `wait` leaves nothing of it: for callers of the Python API."""
+        self._final: int | None = None
+        self._tried: list[tuple[str, str, int, int]] | None = None
         self.receipt_to: Sink | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
@@ -101,6 +107,8 @@ class Run:
         self.rights: User | None = None
         """Of whoever asked for the run, where that is not root: what it binds is opened with these."""
         self.ways = OWN
+        self.hidden: tuple[str, ...] = ()
+        """Where the payload sees an empty directory: what stands there is not its own to see."""
         self.versions: dict[str, str] = {}
         self.listening: list[Listening] = []
         self.door: Doorkeeper | None = None
@@ -155,6 +163,8 @@ class Run:
 
     def payload_pid(self) -> int | None:
         """The payload's first process, in our pid namespace; None before it is born and after it is gone."""
+        if self._closed:
+            return None
         return next(iter(process.children(self.init_pid)), None)
 
     def release(self) -> None:
@@ -305,6 +315,8 @@ class Run:
 
         Waits a moment for one that is still to be born: a child of bwrap's that dies before it has executed anything has no status.
         """
+        if self._closed:
+            return False
         deadline = time.monotonic() + wait_s
         while (pid := self.payload_pid()) is None or process.executable(pid) == "bwrap":
             if time.monotonic() >= deadline or self._code() is not None:
@@ -329,11 +341,14 @@ class Run:
 
     def freeze(self, *, frozen: bool) -> None:
         """Halt every process of the run, or let them go on."""
-        if self.record.cgroup is not None:
+        if self.record.cgroup is not None and not self._closed:
             cgroup.freeze(Path(self.record.cgroup), frozen=frozen)
 
     def kill(self, *, own: bool = False) -> None:
         """End every process of the run at once; its `own` alone, or whoever else is in its namespace as well."""
+        # The id of a run that is gone may be another's.
+        if self._final is not None:
+            return
         self.host.kill(self.run_id, self.inside if self.seal_stands and not own else None)
 
     @property
@@ -370,6 +385,8 @@ class Run:
 
     def poll(self) -> int | None:
         """The exit status, when there is one: the payload's own, 128+n, or 125 when bwrap failed before it."""
+        if self._final is not None:
+            return self._final
         code = self._code()
         return None if code is None else self._status(code)
 
@@ -378,7 +395,27 @@ class Run:
         return self.spawned.poll()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the end, seeing to lease and seal meanwhile. Raises TimeoutError; the run then goes on."""
+        """Wait for the end, seeing to lease and seal meanwhile. Raises TimeoutError; the run then goes on.
+
+        Of a run of the Python API nothing is left then. Raises what `close` raises; the status is told the next time.
+        """
+        status = self._await(timeout_s)
+        if self.is_waited_away:
+            self.conclude(status)
+        return status
+
+    def conclude(self, status: int) -> None:
+        """It has ended with this status: take it away, but for our ends of its pipes. What it tried is told still."""
+        if self._closed:
+            return
+        try:
+            self.kill()
+            self._tried = self.tried()
+        finally:
+            self._final = status
+            self._end(None)
+
+    def _await(self, timeout_s: float | None) -> int:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         upkeep = self.upkeep
         while (status := self.poll()) is None:
@@ -408,6 +445,8 @@ class Run:
 
     def tried(self) -> list[tuple[str, str, int, int]]:
         """(address, protocol, port, packets) of what the payload tried to reach beside its lease."""
+        if self._tried is not None:
+            return self._tried
         if self.inside is None or not self.seal_stands:
             return []
         return self.host.tried(self.inside, self.claim.state.probed(self.run_id))
@@ -439,8 +478,13 @@ class Run:
 
         `status` is how the run has ended, where that is not the payload's own (at its timeout).
         """
-        if self._closed:
-            return
+        try:
+            if not self._closed:
+                self._end(status)
+        finally:
+            self.close_pipes()
+
+    def _end(self, status: int | None) -> None:
         self._closed = True
         try:
             self.before_end(self, status)

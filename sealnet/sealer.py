@@ -8,12 +8,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Unpack, get_args
 
 from sealnet import asking, probe, request
 from sealnet.client import Connection
 from sealnet.errors import CannotSeal, NoSuchRun, SealnetError, UsageError
 from sealnet.interface import CompletedOptions, CompletedRun, LaunchOptions, Run, RunOptions, Stdio, Word, Worker
+from sealnet.model import names
 from sealnet.model.calling import SOCKET
 from sealnet.model.config import Config
 from sealnet.model.record import Record
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 
 _STREAMS = ("stdin", "stdout", "stderr")
 _SEVERAL = ("allow", "allow_private", "broker_env", "pass_env", "bind", "ro_bind", "tmpfs")
+# A bool is no number here, whatever Python says.
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "lease_port": (int,), "timeout_s": (int, float), "grace_s": (int, float), "bwrap_args": (bytes,), "allow_unenforced_egress": (bool,),
+    "allow_userns": (bool,), "preflight": (bool,), "durable": (bool,), "capture_output": (bool,), "text": (bool,), "check": (bool,),
+}  # fmt: skip
 _TEXTS = ("run_id", "network", "broker", "chdir", "cwd", "user", "fallback", "on_tamper")
 
 
@@ -119,6 +126,11 @@ class Sealer:
     def launch_unless(self, stop: int | None, argv: Sequence[Word], **options: Unpack[LaunchOptions]) -> Launched:
         """`launch`, which is undone when the descriptor `stop` is readable meanwhile. Raises `sealnet.stay.Stopped` then."""
         words, given = _texts(argv, "argv"), _checked(options, LaunchOptions)
+        durable = given.pop("durable", False)
+        if durable and given.get("evidence") is not None:
+            raise UsageError(
+                "cannot keep evidence of a durable run: who writes it may be gone before its end", hint="leave one of the two out"
+            )
         to_files = {name: None if (path := given.pop(name, None)) is None else os.fspath(path) for name in ("receipt", "evidence")}
         with contextlib.ExitStack() as lent, contextlib.ExitStack() as kept:
             streams, ours = _streams([given.pop(name, None) for name in _STREAMS], lent, kept)
@@ -129,23 +141,19 @@ class Sealer:
             run: Launched
             try:
                 if connection is None:
-                    run = self._launch_here(words, given, streams, checkpoint(stop), **to_files)
+                    run = self._launch_here(words, given, streams, checkpoint(stop), durable=durable, **to_files)
                 else:
                     from sealnet import workerrun
 
                     fds = [inherited if stream is None else stream for inherited, stream in enumerate(streams)]
-                    run = workerrun.launch(connection, words, given, fds, stop=stop, checkpoint=checkpoint(stop), **to_files)
+                    run = workerrun.launch(
+                        connection, words, given, fds, durable=durable, stop=stop, checkpoint=checkpoint(stop), **to_files
+                    )
             except CannotSeal:
                 self._answers.doubt()
                 raise
             run.stdin, run.stdout, run.stderr = ours
-            at_end, close_ours = run.at_end, kept.pop_all().close
-
-            def close_all() -> None:
-                close_ours()
-                at_end()
-
-            run.at_end = close_all
+            run.close_pipes = kept.pop_all().close
             return run
 
     def _launch_here(
@@ -155,17 +163,32 @@ class Sealer:
         streams: tuple[int | None, int | None, int | None],
         checkpoint: Callable[[str], None],
         *,
+        durable: bool,
         receipt: str | None,
         evidence: str | None,
     ) -> OwnRun:
         plan = request.plan(argv, **given)
+        if durable and (plan.broker is not None or plan.allow):
+            raise UsageError(
+                "cannot make a run with a door durable: its door is this process's", hint='a worker has doors of its own: worker="always"'
+            )
+        from sealnet.launch import to_hide
+
+        to_hide(plan, self._state)
         state, config = self._ready("start a run")
+        from sealnet.adopt import API_NOTE
         from sealnet.evidence import Evidence
         from sealnet.kernel.host import Host
         from sealnet.kernel.output import Output, Sink, Sinks
         from sealnet.launch import launch
-        from sealnet.running import Streams
+        from sealnet.model.durable import LEASE_TTL_S, Durable
+        from sealnet.running import OWN, Streams, Ways
 
+        lasting = None
+        if durable:
+            config = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
+            who = plan.user
+            lasting = Durable(owner=os.getuid(), on_tamper=plan.on_tamper, grace_s=plan.grace_s, gid=who.gid, groups=who.groups)
         with contextlib.ExitStack() as kept:
             sinks: list[Sink] = []
             bundle = None
@@ -184,12 +207,14 @@ class Sealer:
                 state=state,
                 config=config,
                 streams=Streams(*streams),
+                durable=lasting,
+                ways=OWN if lasting is None else Ways(note=API_NOTE),
                 checkpoint=checkpoint,
                 receipt_to=Sinks(*sinks),
             )
             if bundle is not None:
                 run.before_end = bundle.finish
-            run.at_end = kept.pop_all().close
+            run.at_end, run.is_waited_away = kept.pop_all().close, True
         try:
             checkpoint("started")
             run.release()
@@ -241,13 +266,18 @@ class Sealer:
                 with contextlib.suppress(ValueError):
                     found.append(Record.from_json(view))
             return found
+        return sorted(self._records(), key=lambda record: (record.started, record.run_id))
+
+    def _records(self) -> list[Record]:
+        found = []
         for run_id in self._state.run_ids():
             with contextlib.suppress(NoSuchRun):
                 found.append(self._state.read(run_id))
-        return sorted(found, key=lambda record: (record.started, record.run_id))
+        return found
 
     def check(self, run_id: str) -> dict[str, Any]:
         """Prove a live run's seal again, whoever supervises it; see `Run.check`. Raises NoSuchRun."""
+        names.known_run_id(run_id)
         if (connection := self._reach()) is not None:
             with connection:
                 result: dict[str, Any] = connection.ask("Check", run_id=run_id)["result"]
@@ -259,6 +289,7 @@ class Sealer:
 
     def reap(self, run_id: str) -> bool:
         """Take a run away, alive or dead; whether there was a record of it. Succeeds when there is nothing left to take."""
+        names.known_run_id(run_id)
         if (connection := self._reach()) is not None:
             with connection:
                 return bool(connection.ask("Reap", run_id=run_id)["existed"])
@@ -266,6 +297,59 @@ class Sealer:
             from sealnet import reap as reaping
 
             return reaping.teardown(host, self._state, run_id, everywhere=True)
+
+    def adopt(self) -> list[Run]:
+        """Take over what a process before this one has left: its `durable` runs that live, oldest first. What has ended meanwhile, and what
+        never began, is taken away; runs that somebody sees to, a worker's, and anybody else's are left alone.
+
+        Through the worker, which takes them over itself: the caller's own live runs, to wait for and to end. Raises CannotTearDown.
+        """
+        if (connection := self._reach()) is not None:
+            from sealnet import workerrun
+
+            with connection:
+                return list(workerrun.adopt(connection))
+        state, config = self._ready("take runs over")
+        from sealnet import reap as reaping
+        from sealnet.adopt import is_api_run
+        from sealnet.kernel.host import Host
+        from sealnet.model.durable import LEASE_TTL_S
+
+        config = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
+        found: list[OwnRun] = []
+        for record in sorted(self._records(), key=lambda record: (record.started, record.run_id)):
+            if is_api_run(record):
+                host = Host(state.path, state.tag)
+                run = self._take_over(host, state, config, record.run_id)
+                if run is None:
+                    host.close()
+                else:
+                    run.at_end, run.is_waited_away = host.close, True
+                    found.append(run)
+        with self._host("reap runs") as host:
+            reaping.reap_orphans(host, state)
+        return list(found)
+
+    def _take_over(self, host: Host, state: State, config: Config, run_id: str) -> OwnRun | None:
+        """None where somebody sees to it, or it does not live: then it is taken away."""
+        from sealnet import adopt
+        from sealnet import reap as reaping
+
+        claim = state.take_over(run_id)
+        if claim is None:
+            return None
+        try:
+            run = adopt.adopt(host, state, config, claim, lambda _record, _durable: None)
+            if run is not None:
+                # Nobody has looked at it for as long as nobody saw to it.
+                run.upkeep.renew()
+                return run
+        except BaseException:
+            claim.close()
+            raise
+        claim.close()
+        reaping.teardown(host, state, run_id, unless=lambda: state.is_held(run_id))
+        return None
 
     def reap_orphans(self) -> list[str]:
         """Take away every run whose supervisor is gone; their ids. Root only: the worker sees to its own."""
@@ -284,9 +368,12 @@ def _checked(options: Mapping[str, Any], known: type[RunOptions]) -> dict[str, A
         if name in _SEVERAL:
             given[name] = _texts(value, name)
         elif name == "set_env":
-            given[name] = [(_text(variable), _text(text)) for variable, text in value]
+            pairs = value.items() if isinstance(value, Mapping) else value
+            given[name] = [(_text(variable), _text(text)) for variable, text in pairs]
         elif name in _TEXTS and value is not None:
-            given[name] = str(value) if isinstance(value, int) else _text(value)
+            given[name] = str(value) if type(value) is int else _text(value)
+        elif name in _PLAIN and value is not None and type(value) not in _PLAIN[name]:
+            raise TypeError(f"{name} is {' or '.join(kind.__name__ for kind in _PLAIN[name])}, and {value!r} is not")
     return given
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Self
@@ -22,9 +23,9 @@ _TRIED = ("address", "protocol", "port", "packets")
 class WorkerRun(RemoteRun):
     """Used by one thread at a time. What is asked of it while it lives is asked of the worker."""
 
-    def __init__(self, path: str, run_id: str, *, grace_s: float, files: Files) -> None:
-        super().__init__(path, run_id, grace_s=grace_s, tied=True)
-        self.at_end: Callable[[], None] = lambda: None
+    def __init__(self, path: str, run_id: str, *, grace_s: float, files: Files, tied: bool = True) -> None:
+        super().__init__(path, run_id, grace_s=grace_s, tied=tied)
+        self.close_pipes: Callable[[], None] = lambda: None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
         self.stderr: IO[bytes] | None = None
@@ -44,6 +45,9 @@ class WorkerRun(RemoteRun):
         if status is None:
             raise TimeoutError(f"run {self.run_id} goes on after {timeout_s:g} s")
         return status
+
+    def conclude(self, _status: int) -> None:
+        """Nothing of it is left once its status is known."""
 
     @property
     def receipt(self) -> Receipt:
@@ -108,7 +112,7 @@ class WorkerRun(RemoteRun):
         finally:
             super().close()
             self._files.close()
-            self.at_end()
+            self.close_pipes()
 
 
 def launch(
@@ -119,6 +123,7 @@ def launch(
     *,
     receipt: str | None,
     evidence: str | None,
+    durable: bool,
     stop: int,
     checkpoint: Callable[[str], None],
 ) -> WorkerRun:
@@ -128,20 +133,40 @@ def launch(
     """
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as held:
         undo.callback(connection.close)
-        uid, parameters = asking.parameters(argv, given, evidence=evidence is not None)
+        uid, parameters = asking.parameters(argv, given, evidence=evidence is not None, detach=durable)
         files = Files(receipt, evidence)
         undo.callback(files.close)
         fds = [asking.opened_stream(fd, held) for fd in streams] + held.enter_context(asking.opened_paths(given))
         grace_s = given.get("grace_s")
-        run = WorkerRun(connection.path, given["run_id"], grace_s=GRACE_S if grace_s is None else grace_s, files=files)
+        run = WorkerRun(connection.path, given["run_id"], grace_s=GRACE_S if grace_s is None else grace_s, files=files, tied=not durable)
         undo.callback(run.close)
         try:
             run.start(connection, parameters, fds, stop, checkpoint)
             files.started(run)
             checkpoint("started")
+            if durable:
+                run.take_over()
         except SealnetError as error:
             if run.started is None:
                 files.refused(run, given, uid, error)
             raise
         undo.pop_all()
         return run
+
+
+def adopt(connection: Connection) -> list[WorkerRun]:
+    """The caller's own live runs, oldest first: whoever had them before is gone, or waits for them as well."""
+    found = []
+    for view in connection.ask("List")["runs"]:
+        if view.get("state") != "running" or view.get("owner", os.getuid()) != os.getuid():
+            continue
+        run = WorkerRun(connection.path, view["run_id"], grace_s=GRACE_S, files=Files(None, None), tied=False)
+        try:
+            run.take_over()
+        except SealnetError:
+            # It has just ended.
+            run.started = None
+            run.close()
+            continue
+        found.append(run)
+    return found

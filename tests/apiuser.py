@@ -239,6 +239,28 @@ async def _streams() -> Any:
     return seen
 
 
+def leave() -> Any:
+    """And go: nobody closes it."""
+    sealnet.Sealer().launch(
+        ["sh", "-c", "until [ -e stop ]; do sleep 0.05; done; exit 7"],
+        run_id="lasting",
+        durable=True,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
+    )
+    return True
+
+
+def adopt() -> Any:
+    sealer = sealnet.Sealer()
+    found = sealer.adopt()
+    seen: list[Any] = [[run.run_id for run in found]]
+    for run in found:
+        seen.append(run.check()["verdict"])
+        Path("stop").touch()
+        seen.append(run.wait())
+    return [*seen, [run.run_id for run in asyncio.run(aio.Sealer().adopt())]]
+
+
 def long() -> Any:
     print("started", flush=True)
     with sealnet.Sealer().launch(["sleep", "600"], run_id="long") as run:

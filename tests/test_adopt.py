@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from sealnet import adopt
 from sealnet.kernel import process
 from sealnet.model.config import Config
 from sealnet.model.durable import Durable
 from sealnet.records import Claim, State
-from sealnet.worker import adopt
 from tests.model.build import a_record
 
 BWRAP, INIT, PAYLOAD_NS = (11, 1100), (12, 1200), 4026530000

@@ -29,6 +29,7 @@ ORDER = (
     "request",
     "guard",
     "running",
+    "adopt",
     "looking",
     "evidence",
     "builder",

@@ -7,6 +7,9 @@ from typing import Any, Self
 
 from sealnet.model.record import Record
 
+# It keeps its lease for so long while nobody sees to it.
+LEASE_TTL_S = 600
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durable:

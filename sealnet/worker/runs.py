@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sealnet import ended, reap
+from sealnet.adopt import adopt, is_api_run
 from sealnet.doors import Door, Doorkeeper
 from sealnet.ended import Ended, Kept
 from sealnet.errors import CannotTearDown, Interrupted, NoSuchRun, RunExists, SealnetError
@@ -26,12 +27,11 @@ from sealnet.kernel.nfthelper import Helper
 from sealnet.kernel.output import Sink, Sinks
 from sealnet.launch import launch
 from sealnet.model.config import Config
-from sealnet.model.durable import Durable, of
+from sealnet.model.durable import LEASE_TTL_S, Durable, of
 from sealnet.model.plan import Plan, User
 from sealnet.model.record import Record
 from sealnet.records import State
 from sealnet.running import OWN, Run, Stdio, Streams, Ways
-from sealnet.worker.adopt import adopt
 from sealnet.worker.doorways import Doors, Shared
 from sealnet.worker.leftovers import Leftovers
 from sealnet.worker.live import Live, Terms
@@ -47,8 +47,6 @@ _GLANCES_EACH_S, _SETTLES_S = 100, 2.0
 _TOLD_S = 0.005
 # A run has six.
 _MOST_FDS = 65536
-# A durable run keeps its lease for so long while no worker lives.
-LEASE_TTL_S = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +124,9 @@ class Runs:
         return sorted(self._live)
 
     def _take_over(self, run_id: str) -> Run | None:
+        with contextlib.suppress(NoSuchRun):
+            if is_api_run(self._state.read(run_id)):
+                return None
         claim = self._state.take_over(run_id)
         if claim is None:
             return None

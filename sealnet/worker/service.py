@@ -370,7 +370,7 @@ class Service:
         await asked.tell({})
 
     async def _reap(self, asked: Asked, _fds: list[int]) -> None:
-        run_id = names.run_id(asked.parameters["run_id"])
+        run_id = names.known_run_id(asked.parameters["run_id"])
         try:
             self._recorded(asked)
             live = self._runs.has(run_id)
@@ -463,7 +463,7 @@ class Service:
 
     def _own(self, asked: Asked) -> str:
         """The run id of a call, when it is one of the caller's to see. Raises NoSuchRun, the same for another's as for none at all."""
-        run_id = names.run_id(asked.parameters["run_id"])
+        run_id = names.known_run_id(asked.parameters["run_id"])
         try:
             owner = self._runs.owner(run_id)
         except NoSuchRun:
@@ -478,7 +478,7 @@ class Service:
         """The record of a run that there is, when it is one of the caller's to see: by what stands in that, for it may be of another run of
         the same name than the one that we know. Raises NoSuchRun.
         """
-        run_id = names.run_id(asked.parameters["run_id"])
+        run_id = names.known_run_id(asked.parameters["run_id"])
         if asked.peer.is_root:
             return self._state.read(run_id)
         try:

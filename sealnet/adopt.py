@@ -1,4 +1,4 @@
-"""Takes over a durable run that another worker has left: nothing is believed of it that is not seen now."""
+"""Takes over a durable run that its supervisor has left: nothing is believed of it that is not seen now."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ from sealnet.model.policy import Confinement
 from sealnet.model.record import Record, seal_of
 from sealnet.records import ALIVE, Claim, State
 from sealnet.running import Run
+
+# In the note of a run that a program has started by the Python API: it is that program's next process that takes it over, and no worker.
+API_NOTE = {"keeper": "api"}
+
+
+def is_api_run(record: Record) -> bool:
+    return record.durable is not None and record.note.get("keeper") == API_NOTE["keeper"]
 
 
 class Adopted(Run):
