@@ -47,7 +47,7 @@ def test_json_may_stand_before_or_after_the_command(host: Host, argv: tuple[str,
         (("--run-id", "Bad"), "cannot use run id 'Bad'"),
         (("--run-id", "-a"), "cannot use run id '-a'"),
         (("--lease-port", "0"), "a TCP port is 1 to 65535"),
-        (("--lease-port", "x"), "is not a valid integer"),
+        (("--lease-port", "x"), "a TCP port is a whole number"),
         (("--lease-port", "80", "--lease-port", "81"), "cannot use --lease-port twice"),
         (("--user", "root", "--user", "nobody"), "cannot use --user twice"),
         (("--lease-port", "80", "--broker", "tcp:a:1"), "cannot use --lease-port with --broker"),
@@ -68,17 +68,17 @@ def test_json_may_stand_before_or_after_the_command(host: Host, argv: tuple[str,
         (("--receipt", "/proc/self/cwd/x"), "/proc/self: it is a symbolic link"),
         (("--evidence", "/nonexistent/x"), "cannot use --evidence /nonexistent/x: /nonexistent: No such file or directory"),
         (("--evidence", "/dev/null"), "cannot use --evidence /dev/null: /dev/null: Not a directory"),
-        (("--evidence", "x", "--dry-run"), "there is no run to have any"),
+        (("--evidence", "x", "--dry-run"), "there is no run to tell of"),
         (("--broker-env", "URL"), "the run has no broker"),
         (("--setenv", "A"), "it must be NAME=VALUE"),
-        (("--timeout", "0"), "it must be more than 0 seconds"),
+        (("--timeout", "0"), "it is a number of seconds, more than 0"),
         (("--user", "nobody-of-that-name"), "there is no such account"),
         (("--fallback", "open"), "the only one is 'sever'"),
         (("--on-tamper", "ignore"), "it is restore or kill"),
         (("--bind", "/nonexistent"), "No such file or directory"),
         (("--tmpfs", "relative"), "a destination is an absolute path"),
         (("--bwrap-args", "/nonexistent"), "cannot read --bwrap-args"),
-        (("--no-such-option",), "No such option"),
+        (("--no-such-option",), "there is no such option"),
     ],
 )
 def test_a_wrong_request_is_one_clear_error_before_anything_is_touched(host: Host, argv: tuple[str, ...], words: str) -> None:
@@ -106,7 +106,7 @@ def test_somebody_who_is_not_root_is_told_what_to_do(host: Host) -> None:
     done = host.run("setpriv", "--reuid", "65534", "--clear-groups", *SEALNET, "run", "--", "true", check=False, cwd="/")
 
     assert done.returncode == 125
-    assert done.stderr == "sealnet: cannot run true: only root may build a seal\n  hint: sudo sealnet run ...\n"
+    assert done.stderr == "sealnet: cannot run true: only root may\n  hint: sudo sealnet run ...\n"
 
 
 def test_an_open_run_has_the_hosts_network_and_says_so(host: Host) -> None:
@@ -140,7 +140,7 @@ def test_a_host_that_cannot_seal_severs_only_when_it_is_asked(host: Host) -> Non
     assert severed.returncode == 0
     assert severed.stdout.startswith("lo\n")
     assert "SEALNET_BROKER_URL" not in severed.stdout
-    assert "sealnet: runs severed, without its broker: cannot allocate" in severed.stderr
+    assert "sealnet: ran severed, without its broker: cannot allocate" in severed.stderr
 
 
 def test_a_report_lists_what_was_tried_after_the_end(host: Host) -> None:

@@ -317,7 +317,7 @@ def test_the_log_is_made_for_counting(host: Host, mine: Path) -> None:
 
     assert (text.returncode, raw.returncode) == (0, 0)
     assert text.stdout == "ALLOW good.test:443 CONNECT\n" + "DENY evil.test:443 CONNECT not declared\n" * 2
-    assert raw.stdout.encode() == b"".join(lines)
+    assert json.loads(raw.stdout) == [json.loads(line) for line in lines]
     assert (shown["allowed"], shown["denied"], shown["faults"]) == (1, 2, [])
     assert (shown["denials"][0]["count"], shown["denials"][0]["flag"]) == (2, "--allow evil.test:443")
     assert "2         evil.test:443  not declared  --allow evil.test:443" in host.sealnet("inspect", "mine").stdout

@@ -283,7 +283,10 @@ def test_a_root_that_is_missing_and_a_file_in_the_way_are_told_by_their_paths_he
     missing = sealnet("host", "install", "--root", f"{tmp_path}/none", "--all")
     in_the_way = sealnet("host", "install", "--root", str(tmp_path), "--all")
 
-    assert (missing.returncode, missing.stderr) == (125, f"sealnet: cannot open {tmp_path}/none: No such file or directory\n")
+    assert (missing.returncode, missing.stderr) == (
+        125,
+        f"sealnet: cannot open {tmp_path}/none: No such file or directory\n  hint: sealnet host --help\n",
+    )
     assert in_the_way.returncode == 2
     assert f"cannot install {mine}: " in in_the_way.stderr
 

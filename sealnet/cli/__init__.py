@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sealnet.errors import SealnetError, UsageError
+from sealnet.errors import CannotSeal, SealnetError, UsageError
 
 COMMANDS = {
     "run": "Run a command with no network but its broker.",
@@ -31,6 +32,9 @@ COMMANDS = {
     "attack": "Try every way out of a seal, on this kernel.",
     "worker": "Run sealed commands for callers that are not root.",
 }
+
+
+_CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Lazy(click.Group):
@@ -71,6 +75,8 @@ def cli(ctx: click.Context, as_json: bool) -> None:
     sealnet demo                                        see it work
     """
     ctx.obj = as_json
+    if as_json and ctx.invoked_subcommand in COMMANDS:
+        _refuse_json(ctx.invoked_subcommand)
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -110,16 +116,51 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        hint = f"\n  hint: {context.command_path} --help" if context is not None else ""
-        print(f"sealnet: {error.format_message()}{hint}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(complain(UsageError(_told(error), hint=f"{'sealnet' if context is None else context.command_path} --help")))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
+    except OSError as error:
+        # Of a print: whoever has opened a file knows its name, and says it.
+        if error.filename is not None or error.errno not in _CANNOT_WRITE:
+            raise
+        if error.errno != errno.EPIPE:
+            sys.exit(complain(SealnetError(f"cannot write the output: {error.strerror}", hint="see whether there is room: df")))
         # Whoever read our output has gone; say nothing, but do not claim success.
         sys.stderr.close()
         sys.exit(141)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _general_hint(error: SealnetError) -> str:
+    """Where to look, for an error that does not say more."""
+    return "see what this host lacks: sealnet doctor" if isinstance(error, CannotSeal) else f"{_asked()} --help"
+
+
+def _asked() -> str:
+    """The command that was given, as far as it is one: its help says what may be asked."""
+    return next((f"sealnet {word}" for word in sys.argv[1:] if word in COMMANDS), "sealnet")
+
+
+def _told(error: click.ClickException) -> str:
+    """What click has found wrong with the command line, in the words of all other errors."""
+    if isinstance(error, click.NoSuchOption):
+        near = f" (is it {' or '.join(error.possibilities)}?)" if error.possibilities else ""
+        return f"cannot use {error.option_name}: there is no such option{near}"
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"cannot go on without {error.param.metavar or error.param.opts[0]}: it is missing"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"cannot use {error.param.opts[0]}: {error.message.rstrip('.')}"
+    if isinstance(error, click.BadOptionUsage):
+        return f"cannot use {error.option_name}: {error.message.rstrip('.')}"
+    return f"cannot read the command line: {error.format_message().rstrip('.')}"
+
+
+def _refuse_json(name: str) -> None:
+    """`sealnet --json NAME`, where that prints nothing that could be JSON."""
+    command = importlib.import_module(f"sealnet.cli.{name}").command
+    takes = [param.opts for one in (command, *getattr(command, "commands", {}).values()) for param in one.params]
+    if not any("--json" in opts for opts in takes):
+        raise UsageError(f"cannot use --json with {name}: it prints no document", hint=f"sealnet {name} --help")
 
 
 def complain(error: SealnetError) -> int:
@@ -128,6 +169,6 @@ def complain(error: SealnetError) -> int:
 
     lines = [f"sealnet: {error.message}"]
     lines += [f"  note: {note}" for note in getattr(error, "__notes__", [])]
-    lines += [f"  hint: {error.hint}"] if error.hint else []
+    lines.append(f"  hint: {error.hint or _general_hint(error)}")
     print("\n".join(map(clean, lines)), file=sys.stderr)
     return error.exit_status

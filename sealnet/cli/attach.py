@@ -24,7 +24,7 @@ def command(run_id: str) -> int:
     Several may be attached; when one is killed, the run goes on."""
     from sealnet.cli import remote
 
-    wanted = names.run_id(run_id)
+    wanted = names.known_run_id(run_id)
     with remote.needed() as connection:
         record = connection.ask("Inspect", run_id=wanted)["run"]
     return remote.follow(wanted, record["note"].get("output"), owner=(record["durable"] or {}).get("owner", 0))

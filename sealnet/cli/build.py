@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from sealnet.cli import once
+from sealnet.cli.options import PORT, SECONDS
 from sealnet.cli.run import supervised
 
 
@@ -26,11 +27,11 @@ from sealnet.cli.run import supervised
     """,
 )
 @once("--run-id", metavar="ID", help="Name of the run. Default: a new ULID.")
-@once("--lease-port", type=int, metavar="PORT", help="A broker listens on this host at this TCP port: sealed.")
+@once("--lease-port", type=PORT, metavar="PORT", help="A broker listens on this host at this TCP port: sealed.")
 @once("--broker", metavar="TARGET", help="A broker at tcp:HOST:PORT or unix:/PATH, which a relay leads to: sealed.")
 @click.option("--allow", multiple=True, metavar="HOST[:PORT]", help="A host that a proxy leads to; port 443 by default. Repeatable.")
 @click.option("--allow-private", multiple=True, metavar="HOST:PORT", help="The same, and its name may mean a private address. Repeatable.")
-@once("--timeout", type=float, metavar="SECONDS", help="End the build after that time, status 124.")
+@once("--timeout", type=SECONDS, metavar="SECONDS", help="End the build after that time, status 124.")
 @once("--receipt", metavar="FILE", help="Write the proof that the seal held when the builder started, as JSON; see docs/receipt.md.")
 @once("--evidence", metavar="DIR", help="Write plan, proof, what went out and what was refused there, as files; see docs/evidence.md.")
 @click.option("--no-preflight", is_flag=True, help="Start even when the broker or a declared host does not answer.")

@@ -22,7 +22,7 @@ def command(ctx: click.Context, run_id: str, as_json: bool) -> int:
 
     Exit 0: sealed or severed, proved; 1: not, and what is missing. An open run is never sealed. For who is not root the worker looks, at
     one of its own runs."""
-    result = _check(names.run_id(run_id))
+    result = _check(names.known_run_id(run_id))
     if wants_json(ctx, as_json):
         click.echo(json.dumps({"schema": SCHEMA, **result}, indent=1))
     else:

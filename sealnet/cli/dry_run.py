@@ -10,7 +10,7 @@ import click
 
 from sealnet import request
 from sealnet.kernel.host import Host, subnet_occupant
-from sealnet.model import names, ruleset
+from sealnet.model import lock, names, ruleset
 from sealnet.model.plan import Plan, Seal
 from sealnet.model.subnets import first_free
 from sealnet.records import State
@@ -52,6 +52,7 @@ def show(plan: Plan, *, as_json: bool) -> int:
         "ifname": seal.ifname,
         "netns": seal.netns,
         "rulesets": {"gate": gate + lease, "inside": inside},
+        "plan": None if plan.build else lock.freeze(plan).to_json(),
     }
     if as_json:
         click.echo(json.dumps(shown, indent=1))
@@ -63,6 +64,8 @@ def show(plan: Plan, *, as_json: bool) -> int:
     click.echo(f"{'user':<12} {plan.user.name} ({plan.user.uid}:{plan.user.gid})")
     click.echo(f"{'command':<12} {plan.command}")
     click.echo(f"{'environment':<12} {' '.join(sorted(plan.environment))}")
+    if shown["plan"] is not None:
+        click.echo("\n# The plan, as `sealnet plan` freezes it\n" + json.dumps(shown["plan"], indent=1))
     click.echo(
         "\n# The host's gate, shared by all runs\n"
         + (

@@ -41,7 +41,7 @@ def command(ctx: click.Context, run_id: str | None, everything: bool, as_json: b
         raise UsageError("cannot inspect: name one run, or give --all", hint="sealnet ls lists them")
     if run_id is None:
         return _all(as_json=wants_json(ctx, as_json))
-    worker, wanted = remote.for_user(), names.run_id(run_id)
+    worker, wanted = remote.for_user(), names.known_run_id(run_id)
     shown = inspect(State(), wanted) if worker is None else worker.ask("Inspect", run_id=wanted)["run"]
     if wants_json(ctx, as_json):
         click.echo(json.dumps(shown, indent=1))

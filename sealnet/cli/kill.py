@@ -18,7 +18,7 @@ def command(run_id: str, signal_name: str | None) -> int:
     """Send a signal to the first process of RUN. `sealnet reap RUN` ends it whatever it does, and waits for that."""
     from sealnet.cli import remote
 
-    signum, wanted = _number(signal_name or "TERM"), names.run_id(run_id)
+    signum, wanted = _number(signal_name or "TERM"), names.known_run_id(run_id)
     with remote.needed() as connection:
         if not connection.ask("Kill", run_id=wanted, signal=signum)["sent"]:
             raise NoSuchRun(f"cannot signal run {wanted}: it has just ended", hint=f"sealnet wait {wanted}")

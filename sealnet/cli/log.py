@@ -34,12 +34,12 @@ _MOST_LINE = 1 << 16
     Examples:
       sealnet log RUN | sort | uniq -c | sort -rn
       sealnet log RUN -f
-      sealnet log RUN --json | jq -r 'select(.verdict == "DENY") | .host'
+      sealnet log RUN --json | jq -r '.[] | select(.verdict == "DENY") | .host'
     """,
 )
 @click.argument("run_id", metavar="RUN")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-@click.option("--json", "as_json", is_flag=True, help="Print the records as they are, one JSON document a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records: a JSON array; with -f, which has no end, one document a line.")
 @click.pass_context
 def command(ctx: click.Context, run_id: str, follow: bool, as_json: bool) -> int:
     """Print the decisions of a live run's allowlist proxy, one line each: `ALLOW HOST:PORT METHOD` or `DENY HOST:PORT METHOD REASON`.
@@ -47,9 +47,9 @@ def command(ctx: click.Context, run_id: str, follow: bool, as_json: bool) -> int
     Exit 1 where the log is not whole, with the reason on stderr. What is left of a run that has ended is in its evidence (--evidence).
     """
     if (worker := remote.for_user()) is not None:
-        return _remote(worker, names.run_id(run_id), follow=follow, raw=wants_json(ctx, as_json))
+        return _remote(worker, names.known_run_id(run_id), follow=follow, raw=wants_json(ctx, as_json))
     state = State()
-    record = state.read(names.run_id(run_id))
+    record = state.read(names.known_run_id(run_id))
     try:
         file = open_plain(state.directory(record.run_id) / LOG)
     except FileNotFoundError:
@@ -65,18 +65,38 @@ def command(ctx: click.Context, run_id: str, follow: bool, as_json: bool) -> int
     # Its door has gone with its supervisor. Who follows has seen requests that had not ended yet.
     ended = not follow and not state.is_held(record.run_id)
     with file:
-        _print(file, tally, state if follow else None, raw=wants_json(ctx, as_json))
+        shown = _Shown(raw=wants_json(ctx, as_json), follow=follow)
+        _print(file, tally, state if follow else None, shown)
+        shown.close()
     return _told(run_id, tally.egress(ended=ended).faults)
 
 
 def _remote(worker: Connection, run_id: str, *, follow: bool, raw: bool) -> int:
     """The same, of a run of the caller's that the worker has."""
     faults: list[str] = []
+    show = _Shown(raw=raw, follow=follow)
     for told in worker.ask_more("Log", run_id=run_id, follow=follow):
         if (record := told.get("record")) is not None:
-            click.echo(json.dumps(record) if raw else line_of(record))
+            show.add(record)
         faults += told.get("faults") or []
+    show.close()
     return _told(run_id, faults)
+
+
+class _Shown:
+    """Records on their way out: a line each, or as JSON a document each where somebody follows, and one array of them where nobody does."""
+
+    def __init__(self, *, raw: bool, follow: bool) -> None:
+        self._raw, self._is_array, self._count = raw, raw and not follow, 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        text = json.dumps(record) if self._raw else line_of(record)
+        click.echo(("[" if self._count == 0 else ",\n") + text if self._is_array else text, nl=not self._is_array)
+        self._count += 1
+
+    def close(self) -> None:
+        if self._is_array:
+            click.echo("]" if self._count else "[]")
 
 
 def _told(run_id: str, faults: Iterable[str]) -> int:
@@ -86,7 +106,7 @@ def _told(run_id: str, faults: Iterable[str]) -> int:
     return 1 if faults else 0
 
 
-def _print(file: IO[bytes], tally: Tally, follow: State | None, *, raw: bool) -> None:
+def _print(file: IO[bytes], tally: Tally, follow: State | None, shown: _Shown) -> None:
     """Each record once, as it is when it is first seen: the counts of an allowed one are filled in later, on their spot."""
     part, whole_by = b"", 0.0
     while True:
@@ -99,7 +119,7 @@ def _print(file: IO[bytes], tally: Tally, follow: State | None, *, raw: bool) ->
                 break
             record = tally.add(part)
             if record is not None:
-                click.echo(part if raw else line_of(record), nl=not raw)
+                shown.add(record)
             part, whole_by = b"", 0.0
         if part and time.monotonic() < whole_by:
             time.sleep(_LOOK_S / 10)

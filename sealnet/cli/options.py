@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,8 +14,27 @@ from sealnet.model import environment
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+_MOST_PROFILE = 1 << 20
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A number as people write it: int() and float() also take `8_080`, ` 80` and other alphabets' digits."""
+
+    def __init__(self, name: str, pattern: str, kind: Callable[[str], Any], what: str) -> None:
+        self.name, self._pattern, self._kind, self._what = name, re.compile(pattern, re.ASCII), kind, what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and self._pattern.fullmatch(value) is None:
+            option = param.opts[0] if param is not None else self.name
+            raise UsageError(f"cannot use {option} {value!r}: {self._what}", hint=f"{option} {'8080' if self is PORT else '600'}")
+        return self._kind(value)
+
+
+PORT = _Number("port", r"-?(0|[1-9][0-9]{0,5})", int, "a TCP port is a whole number from 1 to 65535")
+SECONDS = _Number("seconds", r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?|-?inf|nan", float, "it is a number of seconds")
+
 _OPTIONS = (
-    once("--lease-port", type=int, metavar="PORT", help="A broker listens on this host at this TCP port: sealed."),
+    once("--lease-port", type=PORT, metavar="PORT", help="A broker listens on this host at this TCP port: sealed."),
     once("--broker", metavar="TARGET", help="A broker at tcp:HOST:PORT or unix:/PATH, which a relay leads to: sealed."),
     click.option("--allow", multiple=True, metavar="HOST[:PORT]", help="A host that a proxy leads to; port 443 by default. Repeatable."),
     click.option(
@@ -31,8 +51,8 @@ _OPTIONS = (
     once("--chdir", metavar="DIR", help="Working directory in the sandbox. Default: the caller's, which is bound writable."),
     once("--bwrap-args", metavar="FILE", help="Extra bwrap arguments, NUL- or newline-separated."),
     once("--user", metavar="NAME|UID", help="Whom the command runs as. Default: SUDO_UID, else the caller."),
-    once("--timeout", type=float, metavar="SECONDS", help="End the command after that time, status 124."),
-    once("--grace", type=float, metavar="SECONDS", help="From TERM to KILL. Default: 5."),
+    once("--timeout", type=SECONDS, metavar="SECONDS", help="End the command after that time, status 124."),
+    once("--grace", type=SECONDS, metavar="SECONDS", help="From TERM to KILL. Default: 5."),
     once("--fallback", metavar="sever", help="'sever': if this host cannot seal, run severed instead of not at all."),
     once("--on-tamper", metavar="restore|kill", help="When others change the seal: put it back (default), or end the command."),
     click.option("--allow-userns", is_flag=True, help="Let the command make user namespaces."),
@@ -69,6 +89,9 @@ def request(options: dict[str, Any]) -> dict[str, Any]:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(1 << 20)
+            text = file.read(_MOST_PROFILE + 1)
     except OSError as e:
-        raise UsageError(f"cannot read --bwrap-args {path}: {e.strerror}") from e
+        raise UsageError(f"cannot read --bwrap-args {path}: {e.strerror}", hint="name a file of bwrap's arguments") from e
+    if len(text) > _MOST_PROFILE:
+        raise UsageError(f"cannot use --bwrap-args {path}: it is longer than {_MOST_PROFILE} bytes", hint="name a shorter file")
+    return text

@@ -13,6 +13,7 @@ from sealnet.cli.options import plan_options, request
     "plan",
     short_help="Freeze what a run may do, for a reviewer to read.",
     context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS] [--]",
     epilog="""
     \b
     Examples:

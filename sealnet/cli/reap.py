@@ -25,7 +25,7 @@ def command(ctx: click.Context, run_ids: tuple[str, ...], orphans: bool, everyth
     For who is not root the worker does it, for its own runs."""
     if sum((bool(run_ids), orphans, everything)) != 1:
         raise UsageError("cannot reap: name one or more runs, or give --orphans, or --all", hint="see the runs there are: sealnet ls")
-    wanted = [names.run_id(run_id) for run_id in run_ids]
+    wanted = [names.known_run_id(run_id) for run_id in run_ids]
     if not orphans and (worker := remote.for_user()) is not None:
         reaped, status = _remote(worker, wanted, everything=everything)
     else:

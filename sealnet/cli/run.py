@@ -18,6 +18,7 @@ from sealnet.errors import CannotSeal, CannotTearDown, UsageError
     "run",
     short_help="Run a command with no network but its broker.",
     context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS] [--]",
     epilog="""
     \b
     Exit status: the command's own; 128+n when signal n ended it; 124 timeout; 125 sealnet failed and nothing ran;
@@ -50,10 +51,17 @@ def command(ctx: click.Context, /, argv: tuple[str, ...], as_json: bool, **optio
 
     The working directory is writable, the rest of the file system read-only, /tmp, /run and /dev are private.
     """
-    worker = options.pop("worker") or "auto"
+    worker = "auto" if (worker := options.pop("worker")) is None else worker
     dry_run, report = options.pop("dry_run"), options.pop("report")
     receipt, evidence = options.pop("receipt"), options.pop("evidence")
     detach, output = options.pop("detach"), options.pop("output")
+    for option, path in (("--receipt", receipt), ("--evidence", evidence)):
+        if path == "":
+            raise UsageError(f"cannot use {option} '': it names no file", hint=f"{option} /var/tmp/{option[2:]}")
+    if dry_run and (report or receipt is not None or evidence is not None):
+        raise UsageError(
+            "cannot use --report, --receipt or --evidence with --dry-run: there is no run to tell of", hint="leave --dry-run out"
+        )
     if output is not None and not detach:
         raise UsageError("cannot use --output without --detach: the output is the command's own", hint="> FILE")
     if detach and (dry_run or report or receipt is not None or evidence is not None):
@@ -61,7 +69,7 @@ def command(ctx: click.Context, /, argv: tuple[str, ...], as_json: bool, **optio
     if detach and worker == "never":
         raise UsageError("cannot use --detach with --worker never: it is the worker that stays with the run")
     if worker not in ("auto", "always", "never"):
-        raise UsageError(f"cannot use --worker {worker}: it is one of auto, always, never")
+        raise UsageError(f"cannot use --worker {worker!r}: it is one of auto, always, never", hint="--worker auto")
     connection = None
     if not dry_run and (detach or worker == "always" or (worker == "auto" and _may_have_worker())):
         from sealnet.cli import remote
@@ -77,8 +85,6 @@ def command(ctx: click.Context, /, argv: tuple[str, ...], as_json: bool, **optio
             return remote.run(connection, words, given, report=report, receipt=receipt, evidence=evidence)
     plan = _plan(argv, options)
     if dry_run:
-        if evidence is not None:
-            raise UsageError("cannot use --evidence with --dry-run: there is no run to have any")
         from sealnet.cli.dry_run import show
 
         return show(plan, as_json=wants_json(ctx, as_json))
@@ -136,6 +142,7 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
             bundle = given.enter_context(Evidence(evidence, "--evidence", plan))
             sinks.append(bundle)
         state, config = State(), request.config()
+        launching.to_hide(plan, state)
         state.prepare()
         host = Host(state.path, state.tag)
         try:
@@ -157,10 +164,6 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
             run.before_end = bundle.finish
         status = None
         try:
-            if not plan.cwd_is_shared:
-                click.echo("sealnet: the working directory is read-only in the run: sealnet itself is in it", err=True)
-            if run.record.why_severed is not None:
-                click.echo(f"sealnet: runs severed, without its broker: {run.record.why_severed}", err=True)
             if own is not None:
                 own.spawned()
             status = Supervisor(run, signals, own).run()
@@ -171,9 +174,13 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
             except (CannotTearDown, CannotSeal) as error:
                 # The status is the payload's all the same; the record stays, so that reap can be tried again.
                 complain(error)
+    if run.record.why_severed is not None:
+        click.echo(f"sealnet: ran severed, without its broker: {run.record.why_severed}", err=True)
     if run.killed is not None:
         click.echo(f"sealnet: ended run {run.run_id}: {run.killed}", err=True)
     if report:
+        if not plan.cwd_is_shared:
+            click.echo("sealnet: the working directory was read-only in the run: sealnet itself is in it", err=True)
         for line in (*event_lines(run.record.events), *tried_lines(tried, run.record.tally)):
             click.echo(line, err=True)
     return status

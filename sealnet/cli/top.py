@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -58,18 +59,22 @@ class _Looks:
 @click.command("top", short_help="Watch the runs on this host.")
 @once("--interval", type=click.FloatRange(0.2, 3600), metavar="SECONDS", help=f"How long between two looks; {_INTERVAL_S:g} without it.")
 @click.option("--once", "only_once", is_flag=True, help="Look once, print it, and end.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON document.")
 @views.sort_options((*views.KEYS, *_BIGGEST), _DEFAULT)
 @click.pass_context
-def command(ctx: click.Context, interval: float | None, only_once: bool, key: str | None, reverse: bool) -> int:
+def command(ctx: click.Context, interval: float | None, only_once: bool, key: str | None, reverse: bool, as_json: bool) -> int:
     """Show the runs on this host and go on doing so until ^C; who is not root sees its own runs of the worker's.
 
     CPU is of one processor, since the look before, or since the run began. MEMORY is known where the host counts it for each cgroup. EVENTS
     is how often somebody has changed the run's seal, see `sealnet inspect RUN`. Where standard output is no terminal, each look is printed
     below the one before.
     """
-    if wants_json(ctx, False):
-        raise UsageError("cannot show that as JSON: it has no end", hint="sealnet ls --json")
     looks, interval_s = _Looks(key or _DEFAULT, reverse=reverse), interval or _INTERVAL_S
+    if wants_json(ctx, as_json):
+        if not only_once:
+            raise UsageError("cannot show that as JSON: it has no end", hint="sealnet top --once --json")
+        click.echo(json.dumps(looks.look(), indent=1))
+        return 0
     try:
         if only_once or not sys.stdout.isatty():
             _print(looks, None if only_once else interval_s)

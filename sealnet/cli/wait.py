@@ -25,6 +25,6 @@ def command(run_id: str) -> int:
     from sealnet.cli import remote
 
     with remote.needed() as connection:
-        ended = client.ended(connection, names.run_id(run_id))
+        ended = client.ended(connection, names.known_run_id(run_id))
     remote.tell_end(run_id, ended)
     return int(ended["status"])
