@@ -188,6 +188,8 @@ def test_runs_live_while_there_is_no_worker_and_none_comes(unit: Unit) -> None:
     assert unit.machine.sealnet("run", "--", "true").returncode == 0
     unit.machine.run("systemctl", "start", SOCKET)
 
+    # Who asks for it starts it.
+    assert unit.call("alice", "ls")[0] == 0
     unit.started_again(before)
     unit.ends("alone")
 

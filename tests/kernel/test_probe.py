@@ -256,7 +256,7 @@ def test_it_is_not_root(settled: lab.Host) -> None:
     ok, step, reason, hint = asked_anew(settled, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
     assert (ok, step) == ("False", "look")
-    assert reason == "cannot try a seal: only root may build a seal"
+    assert reason == "cannot try a seal: only root may"
     assert hint == "sudo sealnet worker, or run this as root"
 
 
