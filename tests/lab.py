@@ -110,7 +110,7 @@ def own_cgroup() -> Iterator[None]:
             os.rmdir(directory)
 
 
-def _is_ours(pid: int) -> bool:
+def is_ours(pid: int) -> bool:
     """Whether a process was started by this test session, whatever it descends from by now."""
     try:
         told = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -386,7 +386,7 @@ class Host:
         tag = self._tag()
         lan = os.stat("/run/netns/lan").st_ino
         unknown = {inode: pid for inode, pid in netns_inodes().items() if inode not in self._known and inode != lan}
-        return [f"pid {pid} in netns {inode}" for inode, pid in unknown.items() if _is_ours(pid) and not self._is_anothers(pid, tag)]
+        return [f"pid {pid} in netns {inode}" for inode, pid in unknown.items() if is_ours(pid) and not self._is_anothers(pid, tag)]
 
     def _tag(self) -> str:
         return f"{self.state.stat().st_dev:x}:{self.state.stat().st_ino:x}" if self.state.exists() else ""
