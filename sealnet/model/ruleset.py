@@ -24,7 +24,8 @@ delete table {FAMILY} {TABLE}
 # gateways: a host answers for its addresses on every link, so a broker that listens on a gateway alone would be open to whoever on the
 # LAN routes the pool to this host.
 # reject: whoever comes to a lease that has run out is told so at once. Only where his address leads back to his own link: an answer to one
-# that he has made up would go to somebody else, and could end a connection there.
+# that he has made up would go to somebody else, and could end a connection there. That way is looked up in prerouting alone: before Linux
+# 5.14 it is known nowhere else.
 # lo is first: the host's own packets are most of what passes, and an index is compared faster than a name.
 # Nothing here says `ct state established accept`: a lease that is removed cuts its live connections.
 GATE_TABLE = f"""table {FAMILY} {TABLE} {{
@@ -51,14 +52,23 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 	chain gate {{
 		iifname . ip saddr . ip daddr . tcp dport @leases notrack accept
 		update @denied {{ iifname . ip daddr . meta l4proto . th dport }}
+	}}
+
+	chain turned_away {{
+		jump gate
 		meta l4proto tcp fib saddr . iif oif exists reject with tcp reset
+		drop
+	}}
+
+	chain shut {{
+		jump gate
 		drop
 	}}
 
 	chain prerouting {{
 		type filter hook prerouting priority raw; policy accept;
 		iif "lo" accept
-		iifname "{{prefix}}*" jump gate
+		iifname "{{prefix}}*" goto turned_away
 		ip saddr & 0.0.0.3 == 0.0.0.2 fib saddr oifname "{{prefix}}*" drop
 		ip daddr & 0.0.0.3 == 0.0.0.1 ip daddr @gateways drop
 	}}
@@ -66,7 +76,7 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 	chain input {{
 		type filter hook input priority filter - 10; policy accept;
 		iif "lo" accept
-		iifname "{{prefix}}*" jump gate
+		iifname "{{prefix}}*" goto shut
 	}}
 
 	chain forward {{
@@ -92,6 +102,8 @@ def render_gate() -> str:
 # What the kernel must tell of the gate afterwards: (chain, hook, priority, whether its policy is drop).
 GATE_CHAINS = (
     ("gate", None, None, None),
+    ("turned_away", None, None, None),
+    ("shut", None, None, None),
     ("prerouting", 0, -300, False),
     ("input", 1, -10, False),
     ("forward", 2, -10, False),
