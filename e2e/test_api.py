@@ -222,6 +222,8 @@ def test_what_a_process_has_left_alive_the_next_one_takes_over(host: Host) -> No
     assert sealer.adopt() == []
     assert len(sealer.runs()) == 3
     host.stop(leaver)
+    told = host.sealnet("check", "lives")
+    assert (told.returncode, "sealnet.Sealer().adopt()" in told.stdout, "worker" in told.stdout) == (1, True, False), told.stdout
     worker = host.spawn(*SEALNET, "worker")
     wait_for((host.state / "worker.sock").exists, what="a worker is there, and takes nothing over that is not its own")
 
@@ -230,6 +232,9 @@ def test_what_a_process_has_left_alive_the_next_one_takes_over(host: Host) -> No
     assert [run.run_id for run in adopted] == ["lives"]
     wait_for(lambda: [record.run_id for record in sealer.runs()] == ["lives"], what="the others are taken away")
     assert adopted[0].check()["verdict"] == "sealed"
+    # As it was proved when it started.
+    assert (adopted[0].receipt.verdict, adopted[0].receipt.wording.split(" - ")[0]) == ("sealed", "network: off")
+    assert adopted[0].receipt.checks
     assert sealer.adopt() == []
     with pytest.raises(TimeoutError):
         adopted[0].wait(0.2)

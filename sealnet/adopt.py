@@ -18,20 +18,19 @@ from sealnet.model.config import Config
 from sealnet.model.durable import Durable, of
 from sealnet.model.plan import Plan, User
 from sealnet.model.policy import Confinement
+from sealnet.model.receipt import Receipt, parse
 from sealnet.model.record import Record, seal_of
 from sealnet.records import ALIVE, Claim, State
 from sealnet.running import Run
 
-# In the note of a run that a program has started by the Python API: it is that program's next process that takes it over, and no worker.
-API_NOTE = {"keeper": "api"}
-
-
-def is_api_run(record: Record) -> bool:
-    return record.durable is not None and record.note.get("keeper") == API_NOTE["keeper"]
-
 
 class Adopted(Run):
     """A run whose bwrap is no child of ours: how that has ended is in its status file alone."""
+
+    @property
+    def receipt(self) -> Receipt:
+        """As it was made before the payload started: what was observed then is in the record."""
+        return parse(self.record.receipt) if self.record.receipt is not None else super().receipt
 
     def _code(self) -> int | None:
         # One that was killed has written nothing.

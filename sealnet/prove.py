@@ -19,6 +19,7 @@ from sealnet.kernel.identity import Identity
 from sealnet.kernel.netns import Inside
 from sealnet.model import buildargv, check, names
 from sealnet.model.check import Check
+from sealnet.model.durable import is_api_run
 from sealnet.model.plan import Seal, User
 from sealnet.model.receipt import verdict
 from sealnet.model.record import Record, seal_of
@@ -247,6 +248,16 @@ def _has_ended(state: State, run_id: str) -> bool:
     return not state.directory(run_id).exists() or (state.is_held(run_id) and not state.is_held(run_id, ALIVE))
 
 
+def _unattended(record: Record) -> str:
+    """Who is to see to a run that nobody sees to; what else can be done with it follows."""
+    alone = "and nobody renews its lease" if record.lease_ports else "and nobody would put its seal right"
+    if record.durable is None:
+        return f"its supervisor is gone, {alone}: "
+    if is_api_run(record):
+        return f"the program that started it is gone, {alone}: sealnet.Sealer().adopt() of its next process takes it over, or "
+    return f"no worker sees to it, {alone}: start the worker, or "
+
+
 def again(host: Host, state: State, record: Record) -> dict[str, Any]:
     """Prove a live run: `{run_id, confinement, verdict, faults, inconclusive, checks}`. The verdict is the confinement's own word, or
     broken or inconclusive; of an open run it is `open`, for which nothing is proved.
@@ -257,8 +268,7 @@ def again(host: Host, state: State, record: Record) -> dict[str, Any]:
     faults: list[str] = []
     checks: list[Check] = []
     if not state.is_held(record.run_id):
-        missing, mends = ("its supervisor is gone", "") if record.durable is None else ("no worker sees to it", "start the worker, or ")
-        faults.append(f"{missing}, and nobody renews its lease: {mends}sealnet reap {record.run_id}")
+        faults.append(f"{_unattended(record)}sealnet reap {record.run_id}")
     if record.confinement != "open":
         inside = host.join(record.run_id, record.netns_inode)
         if inside is None:

@@ -176,12 +176,11 @@ class Sealer:
 
         to_hide(plan, self._state)
         state, config = self._ready("start a run")
-        from sealnet.adopt import API_NOTE
         from sealnet.evidence import Evidence
         from sealnet.kernel.host import Host
         from sealnet.kernel.output import Output, Sink, Sinks
         from sealnet.launch import launch
-        from sealnet.model.durable import LEASE_TTL_S, Durable
+        from sealnet.model.durable import API_NOTE, LEASE_TTL_S, Durable
         from sealnet.running import OWN, Streams, Ways
 
         lasting = None
@@ -311,9 +310,8 @@ class Sealer:
                 return list(workerrun.adopt(connection))
         state, config = self._ready("take runs over")
         from sealnet import reap as reaping
-        from sealnet.adopt import is_api_run
         from sealnet.kernel.host import Host
-        from sealnet.model.durable import LEASE_TTL_S
+        from sealnet.model.durable import LEASE_TTL_S, is_api_run
 
         config = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
         found: list[OwnRun] = []

@@ -72,6 +72,14 @@ class Doorway:
         return cls(**values)
 
 
+# In the note of a run that a program has started by the Python API: it is that program's next process that takes it over, and no worker.
+API_NOTE = {"keeper": "api"}
+
+
+def is_api_run(record: Record) -> bool:
+    return record.durable is not None and record.note.get("keeper") == API_NOTE["keeper"]
+
+
 def of(record: Record) -> Durable | None:
     """None where the run is not durable, or its record does not tell all of it."""
     try:

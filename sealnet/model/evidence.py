@@ -228,9 +228,10 @@ def fold(bundles: Sequence[Bundle]) -> EvidenceFold:
         receipts.append(proof)
         denials += bundle.log.egress.denials if bundle.log is not None else ()
         if one.run_id is not None:
-            first = places.setdefault((one.run_id, proof["started"]), bundle.where)
-            if first != bundle.where:
-                raise UsageError(f"cannot fold evidence {bundle.where}: it is of the same run as {first}")
+            key = (one.run_id, proof["started"])
+            if key in places:
+                raise UsageError(f"cannot fold evidence {bundle.where}: it is of the same run as {places[key]}", hint="name each run once")
+            places[key] = bundle.where
     return EvidenceFold(
         receipts=receipt.fold(receipts),
         complete=all(one.complete for one in ones),

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sealnet import ended, reap
-from sealnet.adopt import adopt, is_api_run
+from sealnet.adopt import adopt
 from sealnet.doors import Door, Doorkeeper
 from sealnet.ended import Ended, Kept
 from sealnet.errors import CannotTearDown, Interrupted, NoSuchRun, RunExists, SealnetError
@@ -27,7 +27,7 @@ from sealnet.kernel.nfthelper import Helper
 from sealnet.kernel.output import Sink, Sinks
 from sealnet.launch import launch
 from sealnet.model.config import Config
-from sealnet.model.durable import LEASE_TTL_S, Durable, of
+from sealnet.model.durable import LEASE_TTL_S, Durable, is_api_run, of
 from sealnet.model.plan import Plan, User
 from sealnet.model.record import Record
 from sealnet.records import State
