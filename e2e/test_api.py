@@ -197,6 +197,12 @@ def test_a_run_of_that_id_is_not_killed_for_one_that_was_waited_for(host: Host) 
         before.close()
 
         assert run.poll() is None
+    # Nor for one that somebody else has taken away meanwhile.
+    taken = sealnet.Sealer().launch(["sleep", "600"], run_id="again")
+    sealnet.Sealer().reap("again")
+    with sealnet.Sealer().launch(["sleep", "600"], run_id="again") as run:
+        assert taken.wait() == 137
+        assert run.poll() is None
         assert run.check()["verdict"] == "severed"
 
 

@@ -719,15 +719,6 @@ def test_another_manager_that_takes_the_link_takes_the_access_and_gives_none(
     assert probe.process.wait(60) == 137
 
 
-def test_reap_from_where_run_netns_is_another_leaves_no_name(host: Host) -> None:
-    process = host.spawn_run("hidden", "sleep", "600", options=())
-
-    done = host.run("unshare", "-m", "--propagation", "private", "sh", "-c", f"mount -t tmpfs t /run/netns; {SEALNET[0]} reap hidden")
-
-    assert (done.stdout, process.wait(60)) == ("reaped  hidden\n", 137)
-    assert host.left_over() == []
-
-
 def test_reap_tells_of_what_it_took_and_of_what_it_may_not(host: Host) -> None:
     process = host.spawn_run("lost", "sleep", "600")
     kill(process)

@@ -145,19 +145,36 @@ def test_the_records_may_lie_in_the_working_directory_and_are_not_the_payloads(h
     host.broker(8080)
     work = host.directory / "work"
     (work / "below").mkdir(parents=True)
-    script = "touch state/planted; rmdir state; mv state elsewhere; ls -A state; ls -A; curl -fsS $SEALNET_BROKER_URL/x"
+    connect = "import socket; socket.socket(socket.AF_UNIX).connect('below/host.sock')"
+    script = f'/usr/bin/python3 -c "{connect}" 2>&1 | tail -n 1; '
+    script += "touch state/planted; rmdir state; mv state elsewhere; ls -A state; ls -A; curl -fsS $SEALNET_BROKER_URL/x"
+    # A run before, so that there is something to look through.
+    assert host.sealnet("run", "--", "true", cwd=work, env={**os.environ, "SEALNET_STATE_DIR": str(work / "state")}).returncode == 0
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(work / "below" / "host.sock"))
+        server.listen()
+        _tried(host, work, script)
+
+
+def _tried(host: Host, work: Path, script: str) -> None:
 
     done = host.sealnet(
         "run", "--lease-port", "8080", "--", "sh", "-c", script, cwd=work, env={**os.environ, "SEALNET_STATE_DIR": str(work / "state")}
     )
     deeper = host.sealnet("run", "--", "true", cwd=work, env={**os.environ, "SEALNET_STATE_DIR": str(work / "below" / "state")})
 
-    assert (done.returncode, done.stdout) == (0, "planted\nbelow\nstate\n/x"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "PermissionError: [Errno 13] Permission denied\nplanted\nbelow\nstate\n/x"), done.stderr
     assert sorted(path.name for path in (work / "state").iterdir() if path.is_dir()) == ["runs", "stage", "subnets"]
     assert list((work / "state" / "runs").iterdir()) == []
     # A directory in between could be renamed.
     assert (deeper.returncode, "the records of the runs are in" in deeper.stderr) == (2, True)
-    assert list((work / "below").iterdir()) == []
+    assert [path.name for path in (work / "below").iterdir()] == ["host.sock"]
+    profile = host.directory / "profile"
+    profile.write_text("--dir\n/mnt/x\n")
+    around = host.sealnet(
+        "run", "--bwrap-args", str(profile), "--", "true", cwd=work, env={**os.environ, "SEALNET_STATE_DIR": str(work / "state")}
+    )
+    assert (around.returncode, "which it could show" in around.stderr) == (2, True), around.stderr
 
 
 def test_the_names_of_network_namespaces_are_not_the_payloads_to_write(host: Host) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.test_worker_socket import ALICE, BOB, Worker, gone, worker  # noqa: F401
+from e2e.test_worker_socket import ALICE, BOB, Worker, gone, running, worker  # noqa: F401
 from tests.lab import wait_for
 
 pytestmark = pytest.mark.root
@@ -187,8 +187,14 @@ def test_a_program_that_dies_takes_its_run_along_and_a_worker_does_not(worker: W
 
 def test_a_users_program_takes_its_runs_over_through_the_worker(worker: Worker) -> None:  # noqa: F811
     assert of(worker, ALICE, "leave") is True
+    # Somebody waits for this one, and this one is no worker's.
+    waited = running(worker, ALICE, "waited", "sleep", "600")
+    direct = worker.host.spawn_run("direct", "sleep", "600", options=("--worker", "never"))
 
     seen = of(worker, ALICE, "adopt")
 
     assert seen == [["lasting"], "severed", 7, []]
     assert of(worker, BOB, "adopt")[0] == []
+    assert (waited.poll(), direct.poll()) == (None, None)
+    for run_id in ("waited", "direct"):
+        worker.host.sealnet("reap", run_id)

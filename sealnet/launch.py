@@ -193,6 +193,11 @@ def to_hide(plan: Plan, state: State) -> tuple[str, ...]:
                 f"cannot make {path} writable in a run: sealnet itself is in it, and root runs that next",
                 hint="--ro-bind, or another directory",
             )
+    if hidden and plan.bwrap_args:
+        raise UsageError(
+            f"cannot use --bwrap-args here: the records of the runs are in {state.path}, which it could show",
+            hint="work in another directory, or move them: SEALNET_STATE_DIR",
+        )
     return tuple(hidden)
 
 

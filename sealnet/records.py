@@ -18,7 +18,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from sealnet.errors import CannotSeal, NoSuchRun, RunExists
+from sealnet.errors import CannotSeal, CannotTearDown, NoSuchRun, RunExists
 from sealnet.kernel import locks, process
 from sealnet.model import names
 from sealnet.model.record import Record
@@ -219,7 +219,10 @@ class State:
         directory = self.directory(run_id)
         while True:
             if not directory.exists():
-                fresh = self._fresh(run_id)
+                try:
+                    fresh = self._fresh(run_id)
+                except FileNotFoundError as e:
+                    raise CannotTearDown(f"cannot take run {run_id} away: {self.runs} is gone", hint="put the state directory back") from e
                 try:
                     (fresh / _REAPING).touch(mode=0o600)
                     fresh.rename(directory)

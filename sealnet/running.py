@@ -409,7 +409,9 @@ class Run:
         if self._closed:
             return
         try:
-            self.kill()
+            # Somebody may have taken it away meanwhile, and its id be another's.
+            if self.claim.stands():
+                self.kill()
             self._tried = self.tried()
         finally:
             self._final = status

@@ -298,10 +298,10 @@ class Sealer:
             return reaping.teardown(host, self._state, run_id, everywhere=True)
 
     def adopt(self) -> list[Run]:
-        """Take over what a process before this one has left: its `durable` runs that live, oldest first. What has ended meanwhile, and what
-        never began, is taken away; runs that somebody sees to, a worker's, and anybody else's are left alone.
+        """Take over what processes before this one have left: `durable` runs that live, oldest first. What has ended meanwhile, and what
+        never began, is taken away; runs that somebody sees to, and a worker's, are left alone, as is one that cannot be looked at now.
 
-        Through the worker, which takes them over itself: the caller's own live runs, to wait for and to end. Raises CannotTearDown.
+        Through the worker, which takes them over itself: the caller's own detached runs, to wait for and to end. Raises CannotTearDown.
         """
         if (connection := self._reach()) is not None:
             from sealnet import workerrun
@@ -318,10 +318,13 @@ class Sealer:
         for record in sorted(self._records(), key=lambda record: (record.started, record.run_id)):
             if is_api_run(record):
                 host = Host(state.path, state.tag)
-                run = self._take_over(host, state, config, record.run_id)
-                if run is None:
-                    host.close()
-                else:
+                run = None
+                try:
+                    run = self._take_over(host, state, config, record.run_id)
+                finally:
+                    if run is None:
+                        host.close()
+                if run is not None:
                     run.at_end, run.is_waited_away = host.close, True
                     found.append(run)
         with self._host("reap runs") as host:
@@ -338,15 +341,21 @@ class Sealer:
             return None
         try:
             run = adopt.adopt(host, state, config, claim, lambda _record, _durable: None)
-            if run is not None:
+        except (SealnetError, OSError):
+            # It can be tried again: no descriptor is left, for example.
+            claim.close()
+            return None
+        if run is not None:
+            try:
                 # Nobody has looked at it for as long as nobody saw to it.
                 run.upkeep.renew()
-                return run
-        except BaseException:
-            claim.close()
-            raise
+            except (SealnetError, OSError):
+                run.leave()
+                return None
+            return run
         claim.close()
-        reaping.teardown(host, state, run_id, unless=lambda: state.is_held(run_id))
+        # One that lives, and could only not be looked at now, is left as it is.
+        reaping.teardown(host, state, run_id, unless=lambda: reaping.is_kept(state, run_id))
         return None
 
     def reap_orphans(self) -> list[str]:

@@ -22,7 +22,7 @@ from sealnet.kernel.netns import Inside
 from sealnet.model import argv, buildargv, environment
 from sealnet.model.argv import Fds
 from sealnet.model.plan import profile_places
-from sealnet.model.view import Kind, Step, layout
+from sealnet.model.view import layout
 from sealnet.records import ALIVE
 from sealnet.running import Held, Run, Stdio, Streams, no_bwrap
 
@@ -134,8 +134,7 @@ def _child_pid(fd: int) -> int:
 def _spawn(run: Run, fds: Fds, word: int, streams: Streams) -> tuple[subprocess.Popen[bytes], Fds, str, str]:
     """In the thread that lives in the run's namespace: what it spawns is born there, and in the mount namespace of the view."""
     stage = Stage(str(run.claim.state.stage))
-    steps = (*layout(run.plan), *(Step(Kind.TMPFS, dest, mode=0o700) for dest in run.hidden))
-    stage.build(steps, _files(run), profile_places(run.plan.bwrap_args), run.rights)
+    stage.build(layout(run.plan), _files(run), profile_places(run.plan.bwrap_args), run.rights, run.hidden)
     dev = stage.devices(streams.console)
     if run.plan.build:
         return *builder.spawn(run, fds, word, streams, _variables(run)), stage.root, dev

@@ -155,10 +155,11 @@ def launch(
 
 
 def adopt(connection: Connection) -> list[WorkerRun]:
-    """The caller's own live runs, oldest first: whoever had them before is gone, or waits for them as well."""
+    """The caller's own detached runs, oldest first: those that nobody's going away ends."""
     found = []
     for view in connection.ask("List")["runs"]:
-        if view.get("state") != "running" or view.get("owner", os.getuid()) != os.getuid():
+        durable, note = view.get("durable") or {}, view.get("note") or {}
+        if view.get("state") != "running" or durable.get("owner") != os.getuid() or note.get("tied") is not False:
             continue
         run = WorkerRun(connection.path, view["run_id"], grace_s=GRACE_S, files=Files(None, None), tied=False)
         try:

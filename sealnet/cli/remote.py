@@ -77,15 +77,17 @@ def run(
         except CannotSeal as error:
             # The status is the payload's all the same.
             complain(error)
-    if started.get("severed") is not None:
-        click.echo(f"sealnet: ran severed, without its broker: {started['severed']}", err=True)
-    tell_end(given["run_id"], ended)
-    if report:
-        if not started.get("cwd_is_shared", True):
-            click.echo("sealnet: the working directory was read-only in the run: sealnet itself is in it", err=True)
-        tried = [tuple(row.values()) for row in ended["tried"]]
-        for line in (*event_lines(ended["events"]), *tried_lines(tried, ended["tally"])):
-            click.echo(line, err=True)
+    # Who hears nothing of it has the command's status all the same.
+    with contextlib.suppress(OSError):
+        if started.get("severed") is not None:
+            click.echo(f"sealnet: ran severed, without its broker: {started['severed']}", err=True)
+        tell_end(given["run_id"], ended)
+        if report:
+            if not started.get("cwd_is_shared", True):
+                click.echo("sealnet: the working directory was read-only in the run: sealnet itself is in it", err=True)
+            tried = [tuple(row.values()) for row in ended["tried"]]
+            for line in (*event_lines(ended["events"]), *tried_lines(tried, ended["tally"])):
+                click.echo(line, err=True)
     return status
 
 

@@ -174,15 +174,17 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
             except (CannotTearDown, CannotSeal) as error:
                 # The status is the payload's all the same; the record stays, so that reap can be tried again.
                 complain(error)
-    if run.record.why_severed is not None:
-        click.echo(f"sealnet: ran severed, without its broker: {run.record.why_severed}", err=True)
-    if run.killed is not None:
-        click.echo(f"sealnet: ended run {run.run_id}: {run.killed}", err=True)
-    if report:
-        if not plan.cwd_is_shared:
-            click.echo("sealnet: the working directory was read-only in the run: sealnet itself is in it", err=True)
-        for line in (*event_lines(run.record.events), *tried_lines(tried, run.record.tally)):
-            click.echo(line, err=True)
+    # Who hears nothing of it has the command's status all the same.
+    with contextlib.suppress(OSError):
+        if run.record.why_severed is not None:
+            click.echo(f"sealnet: ran severed, without its broker: {run.record.why_severed}", err=True)
+        if run.killed is not None:
+            click.echo(f"sealnet: ended run {run.run_id}: {run.killed}", err=True)
+        if report:
+            if not plan.cwd_is_shared:
+                click.echo("sealnet: the working directory was read-only in the run: sealnet itself is in it", err=True)
+            for line in (*event_lines(run.record.events), *tried_lines(tried, run.record.tally)):
+                click.echo(line, err=True)
     return status
 
 

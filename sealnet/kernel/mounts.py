@@ -139,13 +139,18 @@ class Stage:
                 libc.umount(str(NAMES), libc.MNT_DETACH | libc.UMOUNT_NOFOLLOW)
 
     def build(
-        self, steps: Sequence[Step], files: Mapping[str, str], others: Sequence[tuple[str, str]] = (), rights: User | None = None
+        self,
+        steps: Sequence[Step],
+        files: Mapping[str, str],
+        others: Sequence[tuple[str, str]] = (),
+        rights: User | None = None,
+        hidden: Sequence[str] = (),
     ) -> None:
         """Carry out the steps; `files` (path: text) stand in the root view in place of the host's.
 
         `others` are (destination, source) of what bwrap will mount itself. What was asked for is opened with the `rights` of who asked.
         """
-        self._rights = rights
+        self._rights, self._hidden = rights, tuple(hidden)
         asked = [*((step.dest, step.source) for step in steps if step.dest != "/"), *others]
         with _as(rights):
             places = {"/dev": True, "/proc": True, **_kinds(asked)}
@@ -183,6 +188,11 @@ class Stage:
                 raise CannotSeal(f"cannot bind {step.source} writable: it is the kernel's own ({of(self._mounts, step.source).fstype})")
             with self._place(step.dest, directory=stat.S_ISDIR(mode)) as place:
                 libc.mount(source, place, None, libc.MS_BIND | libc.MS_REC)
+        for path in self._hidden:
+            # At once: nothing that looks through what was bound is to look in there.
+            if posixpath.dirname(path) == step.dest and step.kind is Kind.BIND:
+                with self._place(path, directory=True) as place:
+                    libc.mount("sealnet", place, "tmpfs", _QUIET, "mode=0700")
         if step.kind is Kind.VIEW:
             # A regular file holds no socket.
             self._make_read_only(step.dest, of(self._mounts, step.source))

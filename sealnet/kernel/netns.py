@@ -156,7 +156,7 @@ def remove_name(name: str) -> None:
 
 
 def remove_name_elsewhere(name: str, is_own: Callable[[int], bool]) -> None:
-    """Take the name away in every other mount namespace that has a copy of it, when `is_own(descriptor of the namespace)`.
+    """Unmount the name in every other mount namespace that has a copy of it, when `is_own(descriptor of the namespace)`.
 
     A mount namespace that was made while the run lived holds the run's namespace by its copy, and nobody there would ever see it.
     """
@@ -186,20 +186,14 @@ def _remove_name_in(mount_fd: int, path: str, is_own: Callable[[int], bool]) -> 
         # setns(2): a thread that shares its root and working directory cannot change its mount namespace.
         libc.unshare(libc.CLONE_FS)
         libc.setns(mount_fd, libc.CLONE_NEWNS)
-        was_own = False
         while True:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                # The file that it was mounted on: whoever looks from a place where /run/netns is another cannot remove that.
-                if was_own and stat.S_ISREG(os.fstat(fd).st_mode):
-                    os.unlink(path)
-                    return
                 if not is_own(fd):
                     return
             finally:
                 os.close(fd)
             libc.umount(path, libc.MNT_DETACH | libc.UMOUNT_NOFOLLOW)
-            was_own = True
     except OSError:
         # The namespace or the name went away meanwhile, or what is there is no namespace any more.
         return

@@ -23,9 +23,9 @@ delete table {FAMILY} {TABLE}
 # sandbox by another link is dropped. Sandbox addresses end in binary 10, which spares three quarters of all packets the lookup.
 # gateways: a host answers for its addresses on every link, so a broker that listens on a gateway alone would be open to whoever on the
 # LAN routes the pool to this host.
-# reject: whoever comes to a lease that has run out is told so at once. Only where his address leads back to his own link: an answer to one
-# that he has made up would go to somebody else, and could end a connection there. That way is looked up in prerouting alone: before Linux
-# 5.14 it is known nowhere else.
+# reject: whoever opens a connection to a lease that has run out is told so at once; an open one waits, for the lease may come back. Only
+# where his address leads back to his own link: an answer to one that he has made up would go to somebody else, and could end a connection
+# there. That way is looked up in prerouting alone: before Linux 5.14 it is known nowhere else.
 # lo is first: the host's own packets are most of what passes, and an index is compared faster than a name.
 # Nothing here says `ct state established accept`: a lease that is removed cuts its live connections.
 GATE_TABLE = f"""table {FAMILY} {TABLE} {{
@@ -56,7 +56,7 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 
 	chain turned_away {{
 		jump gate
-		meta l4proto tcp fib saddr . iif oif exists reject with tcp reset
+		tcp flags & (fin | syn | rst | ack) == syn fib daddr type local fib saddr . iif oif exists reject with tcp reset
 		drop
 	}}
 
