@@ -327,8 +327,13 @@ class Sealer:
                 if run is not None:
                     run.at_end, run.is_waited_away = host.close, True
                     found.append(run)
-        with self._host("reap runs") as host:
-            reaping.reap_orphans(host, state)
+        try:
+            with self._host("reap runs") as host:
+                reaping.reap_orphans(host, state)
+        except (SealnetError, OSError):
+            # What was taken over is not lost for it: the next call tries again.
+            if not found:
+                raise
         return list(found)
 
     def _take_over(self, host: Host, state: State, config: Config, run_id: str) -> OwnRun | None:
