@@ -52,23 +52,19 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 	chain gate {{
 		iifname . ip saddr . ip daddr . tcp dport @leases notrack accept
 		update @denied {{ iifname . ip daddr . meta l4proto . th dport }}
-	}}
-
-	chain turned_away {{
-		jump gate
-		tcp flags & (fin | syn | rst | ack) == syn fib daddr type local fib saddr . iif oif exists reject with tcp reset
 		drop
 	}}
 
-	chain shut {{
-		jump gate
-		drop
+	chain refuse {{
+		iifname . ip saddr . ip daddr . tcp dport @leases notrack accept
+		tcp flags & (fin | syn | rst | ack) == syn fib daddr type local fib saddr . iif oif exists {{denied}} reject with tcp reset
+		goto gate
 	}}
 
 	chain prerouting {{
 		type filter hook prerouting priority raw; policy accept;
 		iif "lo" accept
-		iifname "{{prefix}}*" goto turned_away
+		iifname "{{prefix}}*" jump refuse
 		ip saddr & 0.0.0.3 == 0.0.0.2 fib saddr oifname "{{prefix}}*" drop
 		ip daddr & 0.0.0.3 == 0.0.0.1 ip daddr @gateways drop
 	}}
@@ -76,7 +72,7 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 	chain input {{
 		type filter hook input priority filter - 10; policy accept;
 		iif "lo" accept
-		iifname "{{prefix}}*" goto shut
+		iifname "{{prefix}}*" jump gate
 	}}
 
 	chain forward {{
@@ -91,7 +87,7 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 		oifname "{{prefix}}*" notrack
 	}}
 }}
-""".replace("{prefix}", "seal")
+""".replace("{prefix}", "seal").replace("{denied}", "update @denied { iifname . ip daddr . meta l4proto . th dport }")
 
 
 def render_gate() -> str:
@@ -102,8 +98,7 @@ def render_gate() -> str:
 # What the kernel must tell of the gate afterwards: (chain, hook, priority, whether its policy is drop).
 GATE_CHAINS = (
     ("gate", None, None, None),
-    ("turned_away", None, None, None),
-    ("shut", None, None, None),
+    ("refuse", None, None, None),
     ("prerouting", 0, -300, False),
     ("input", 1, -10, False),
     ("forward", 2, -10, False),
