@@ -382,8 +382,9 @@ def flush_inside(place: Place, inside: Inside) -> None:
 
 
 def open_gate(place: Place, inside: Inside) -> None:
-    place.host.run("nft", "flush", "chain", "inet", "sealnet", "gate")
-    place.host.run("nft", "add", "rule", "inet", "sealnet", "gate", "accept")
+    for chain in ("gate", "refuse"):
+        place.host.run("nft", "flush", "chain", "inet", "sealnet", chain)
+        place.host.run("nft", "add", "rule", "inet", "sealnet", chain, "accept")
 
 
 def test_without_filter_and_gate_the_gateway_is_found_open(place: Place) -> None:
