@@ -178,7 +178,8 @@ LOSSES = {
         from sealnet.kernel.nft import Nft
         def widen(self, run):
             run.inside.call(lambda: Nft().apply("insert rule inet sealnet output meta l4proto tcp accept", "widen it"))
-            Nft().apply("insert rule inet sealnet gate meta l4proto tcp accept", "widen it")
+            for chain in ("gate", "refuse"):
+                Nft().apply(f"insert rule inet sealnet {chain} meta l4proto tcp accept", "widen it")
         Kit._rob = widen
         """,
         {"gateway-tcp", "gateway-mapped"},
