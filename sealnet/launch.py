@@ -19,7 +19,7 @@ from sealnet.kernel import nft, process, sysctl, versions
 from sealnet.kernel.attempts import StandIn
 from sealnet.kernel.host import Host
 from sealnet.kernel.mounts import beneath
-from sealnet.kernel.netns import Inside
+from sealnet.kernel.netns import NAMES, Inside
 from sealnet.kernel.output import Sink
 from sealnet.kernel.streams import leads_further
 from sealnet.model import names
@@ -163,9 +163,6 @@ class _Launch:
         self.checkpoint("started")
 
 
-_NAMES = "/run/netns"
-
-
 def to_hide(plan: Plan, state: State) -> tuple[str, ...]:
     """Where an empty directory is put over the records of the runs, which a payload may not write, nor what root runs next.
 
@@ -176,7 +173,7 @@ def to_hide(plan: Plan, state: State) -> tuple[str, ...]:
     records = os.path.realpath(state.path)
     hidden = []
     for path, dest in shared:
-        if beneath(path, _NAMES) or beneath(_NAMES, path):
+        if beneath(path, str(NAMES)) or beneath(str(NAMES), path):
             raise UsageError(
                 f"cannot make {path} writable in a run: the names of this host's network namespaces are in it",
                 hint="work in another directory",

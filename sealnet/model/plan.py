@@ -191,10 +191,11 @@ def require_own_places(binds: Sequence[Bind], tmpfs: Sequence[str]) -> None:
         *((one.dest, f"--bind {one.source}" if one.writable else f"--ro-bind {one.source}") for one in binds),
         *((dest, "--tmpfs") for dest in tmpfs),
     ):
-        if (before := stands.setdefault(place, what)) is not what:
+        if place in stands:
             raise UsageError(
-                f"cannot put {before} and {what} at {place}: one would hide the other", hint="give one of the two another DEST"
+                f"cannot put {stands[place]} and {what} at {place}: one would hide the other", hint="give one of the two another DEST"
             )
+        stands[place] = what
 
 
 # bwrap options that a profile may use, with the number of their arguments. Everything else could open what the seal shuts.

@@ -216,15 +216,6 @@ def test_what_is_before_an_at_sign_or_after_a_slash_is_not_shown(before: str, af
         ("/p", ""),
         ("u:p@a.test:443", "a.test:443"),
         ("http://u:p/w@a", "(redacted)"),
-    ],
-)
-def test_redacted(target: str, expected: str) -> None:
-    assert redacted(target) == expected
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
         ("http://u:SEKRET%40evil.test/", "u(redacted)"),
         ("http://u:SEKRET", "u(redacted)"),
         ("http%3A%2F%2Fu%3ASEKRET%40evil.test", "http(redacted)"),
@@ -238,5 +229,5 @@ def test_redacted(target: str, expected: str) -> None:
         ("evil.test:443", "evil.test:443"),
     ],
 )
-def test_what_may_be_a_secret_is_not_shown(target: str, expected: str) -> None:
+def test_redacted(target: str, expected: str) -> None:
     assert redacted(target) == expected
