@@ -265,14 +265,15 @@ class Sealer:
                 with contextlib.suppress(ValueError):
                     found.append(Record.from_json(view))
             return found
-        return sorted(self._records(), key=lambda record: (record.started, record.run_id))
+        return self._records()
 
     def _records(self) -> list[Record]:
+        """Oldest first."""
         found = []
         for run_id in self._state.run_ids():
             with contextlib.suppress(NoSuchRun):
                 found.append(self._state.read(run_id))
-        return found
+        return sorted(found, key=lambda record: (record.started, record.run_id))
 
     def check(self, run_id: str) -> dict[str, Any]:
         """Prove a live run's seal again, whoever supervises it; see `Run.check`. Raises NoSuchRun."""
@@ -315,7 +316,7 @@ class Sealer:
 
         config = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
         found: list[OwnRun] = []
-        for record in sorted(self._records(), key=lambda record: (record.started, record.run_id)):
+        for record in self._records():
             if is_api_run(record):
                 host = Host(state.path, state.tag)
                 run = None
