@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
@@ -32,6 +33,17 @@ def shared(host: Host) -> Iterator[SharedHost]:
     made = SharedHost(state.path, state.tag)
     yield made
     made.close()
+
+
+@contextlib.contextmanager
+def somebody_at_it(together: Together[Any, Any]) -> Iterator[None]:
+    """Whoever comes meanwhile waits."""
+    with together._lock:
+        together._is_busy = True
+    try:
+        yield
+    finally:
+        together._hand_on([])
 
 
 def add(host: Host, *names: str) -> list[tuple[int, str]]:
@@ -95,7 +107,7 @@ def test_many_who_delete_at_once_find_their_links_gone(
         shared.delete_link(index, name)
         gone.append(name not in there(host))
 
-    with shared._deleting._doing:
+    with somebody_at_it(shared._deleting):
         # They are all there before the first may.
         deleting = [threading.Thread(target=delete, args=one) for one in found]
         for thread in deleting:
@@ -109,6 +121,58 @@ def test_many_who_delete_at_once_find_their_links_gone(
     assert max(together) == len(found)
     assert len(together) == 1 or refuses
     assert there(host) == before
+
+
+def test_who_has_been_served_does_not_wait_for_who_comes_next() -> None:
+    """Else each of those that end together would wait for the grace periods of all of them."""
+    began, go_on = threading.Event(), threading.Event()
+    batches: list[list[str]] = []
+
+    def do(batch: Sequence[str]) -> list[str]:
+        batches.append(list(batch))
+        if "a" in batch:
+            wait_for(lambda: len(many._waiting) == 1, what="one has come meanwhile")
+        if "later" in batch:
+            began.set()
+            assert go_on.wait(60)
+        return [word.upper() for word in batch]
+
+    many = Together(alone=lambda word: do([word])[0], together=do)
+    told: list[str] = []
+
+    def ask(word: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: told.append(many.do(word)))
+        thread.start()
+        return thread
+
+    with somebody_at_it(many):
+        first = [ask(word) for word in ("a", "b", "c")]
+        wait_for(lambda: len(many._waiting) == 3, what="three wait")
+    wait_for(lambda: len(batches) == 1, what="they are served")
+    later = ask("later")
+    for thread in first:
+        thread.join(60)
+    assert sorted(told)[:3] == ["A", "B", "C"]
+    assert began.wait(60)
+    assert told.count("LATER") == 0
+    last = [ask(word) for word in ("d", "e")]
+    wait_for(lambda: len(many._waiting) == 2, what="two more wait")
+    go_on.set()
+    for thread in (later, *last):
+        thread.join(60)
+
+    assert sorted(told) == ["A", "B", "C", "D", "E", "LATER"]
+    assert sorted(map(sorted, batches)) == [["a", "b", "c"], ["d", "e"], ["later"]]
+
+
+def test_one_who_fails_keeps_nobody_from_being_next() -> None:
+    def fail(_: object) -> Any:
+        raise ZeroDivisionError
+
+    failing: Together[str, str] = Together(alone=fail, together=fail)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failing.do("a")
 
 
 def test_a_link_that_is_gone_has_no_address(host: Host) -> None:
@@ -140,7 +204,7 @@ def together(shared: SharedHost, part: Together[Any, Any], calls: list[Callable[
         except SealnetError as error:
             answers[at] = error
 
-    with part._doing:
+    with somebody_at_it(part):
         threads = [threading.Thread(target=call, args=(at,)) for at in range(len(calls))]
         for thread in threads:
             thread.start()
