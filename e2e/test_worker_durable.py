@@ -87,7 +87,7 @@ def gaps() -> str:
     return ""
 
 
-BEFORE = ("claimed", "allocated", "built", "proved", "started", "let go by bwrap")
+BEFORE = ("claimed", "allocated", "built", "proved", "started", "in its cgroup")
 AFTER = ("announced", "released")
 
 

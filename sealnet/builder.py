@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
-from sealnet.kernel import cgroup, locks, process
+from sealnet.kernel import cgroup, process
 from sealnet.model import buildargv
 from sealnet.model.argv import Fds
 from sealnet.model.buildargv import Tools
-from sealnet.records import ALIVE
 from sealnet.running import Run, Streams
 
 TOOLS = ("sh", "bwrap", "setsid", "setpriv", "buildah", "runc", "mount")
@@ -19,32 +16,18 @@ TOOLS = ("sh", "bwrap", "setsid", "setpriv", "buildah", "runc", "mount")
 _DEPTH, _DESCENDANTS = 8, 256
 
 
-def spawn(run: Run, fds: Fds, word: int, streams: Streams, variables: dict[str, str]) -> tuple[subprocess.Popen[bytes], Fds]:
-    """In the thread that lives in the run's namespace, and in the mount namespace of its view."""
+def spawn(run: Run, fds: Fds, streams: Streams, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    """In the thread that lives in the run's namespace, and in the mount namespace of its view. `fds.alive` is open."""
     cgroup.bound(Path(str(run.record.cgroup)), depth=_DEPTH, descendants=_DESCENDANTS)
-    alive = locks.hold(run.claim.directory / ALIVE)
-    fds = replace(fds, alive=alive)
     tools = Tools(**{name: run.tools[name] for name in TOOLS if name != "mount"})
-    command = buildargv.render_command(
-        run.plan.build,
-        str(run.record.cgroup),
-        f"/proc/{os.getpid()}/fd/{word}",
-        fds,
-        variables,
-        tools,
-        controlling_terminal=streams.controlling_terminal,
+    command = buildargv.render_command(run.plan.build, fds, variables, tools, controlling_terminal=streams.controlling_terminal)
+    return subprocess.Popen(
+        command,
+        stdin=streams.stdin,
+        stdout=streams.stdout,
+        stderr=streams.stderr,
+        pass_fds=(fds.args, fds.info, fds.status, fds.block, fds.alive, fds.seccomp),
+        cwd="/",
+        env={"PATH": ":".join(process.TOOL_PATH)},
+        start_new_session=True,
     )
-    try:
-        spawned = subprocess.Popen(
-            command,
-            stdin=streams.stdin,
-            stdout=streams.stdout,
-            stderr=streams.stderr,
-            pass_fds=(fds.args, fds.info, fds.status, fds.block, fds.alive, fds.seccomp),
-            cwd="/",
-            env={"PATH": ":".join(process.TOOL_PATH)},
-            start_new_session=True,
-        )
-    finally:
-        os.close(alive)
-    return spawned, fds

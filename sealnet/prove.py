@@ -56,7 +56,7 @@ class Proof(NamedTuple):
 
 def stand_in(inside: Inside, user: User, *, allow_userns: bool) -> StandIn:
     """Who tries, in the run's namespace, what the payload must not reach."""
-    return inside.call(StandIn, user, seccomp.filter_for(user, allow_userns=allow_userns))
+    return StandIn(inside.fd, user, seccomp.filter_for(user, allow_userns=allow_userns))
 
 
 def network(host: Host, seal: Seal, inside: Inside, stand_in: StandIn, *, neighbours: Iterable[str] = (), timeout_s: float) -> Proof:

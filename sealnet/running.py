@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from sealnet import prove, reap
 from sealnet.doors import Doorkeeper, Listening
@@ -20,12 +19,14 @@ from sealnet.errors import CannotSeal, NotSealed, SealnetError
 from sealnet.guard import GLANCE_S, Ear, Guard, Upkeep
 from sealnet.kernel import cgroup, identity, process
 from sealnet.kernel.attempts import StandIn
-from sealnet.kernel.firststep import FirstStep
 from sealnet.kernel.host import Host
+from sealnet.kernel.mounts import Stage
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.output import Sink
+from sealnet.kernel.ownthread import Pending
+from sealnet.kernel.starter import GO, Starter, Unheld, limit
 from sealnet.model import argv, buildargv
-from sealnet.model.argv import Fds
+from sealnet.model.argv import Tools
 from sealnet.model.check import Check
 from sealnet.model.config import Config
 from sealnet.model.plan import Plan, Seal, User
@@ -76,14 +77,19 @@ OWN = Ways()
 
 @dataclass(slots=True)
 class Held:
-    """A process in the run's namespaces and cgroup that becomes bwrap when it is told; `root` is the payload's file system."""
+    """Our ends of a bwrap whose payload has not been let go: `info` is its --info-fd, `go` its --block-fd."""
 
-    fds: Fds
-    root: str
-    dev: str
     info: int
-    word: int
     go: int
+
+
+class Staged(NamedTuple):
+    """A payload's file system and /dev, the programs that start it (None: a builder's), and where its lock is."""
+
+    stage: Stage
+    dev: str
+    tools: Tools | None
+    alive: Path
 
 
 class Run:
@@ -125,7 +131,13 @@ class Run:
         self.path: str | None = None
         self.pidfd = -1
         """Readable when bwrap has ended."""
+        self.staging: Pending[Staged] | None = None
+        """Its file system is being put together."""
+        self.starter: Starter | None = None
+        """What has spawned bwrap. One that is not durable lives as long as this does."""
         self.held: Held | None = None
+        self.joining: Pending[bool] | None = None
+        """bwrap is being moved to the run's cgroup."""
         self.ear: Callable[[], Ear] | None = None
         self.glance_s: Callable[[], float] = lambda: GLANCE_S
         self.guard: Guard | None = None
@@ -172,27 +184,66 @@ class Run:
 
         Raises NotSealed: nothing of the payload has run, and it is dead. Raises CannotSeal when the receipt cannot be written.
         """
-        if self.held is None:
+        if self.held is None or self.starter is None:
             return
         try:
-            step = FirstStep(self.init_pid)
-        except OSError as error:
-            self._release_unheld(f"it could not be held: {error.strerror}")
-            return
-        try:
-            self._go(self.held)
-            pid = step.until(buildargv.EXECUTIONS if self.plan.build else argv.executions(self.plan))
+            if not self.starter.is_started:
+                self.begin()
+            pid = self.starter.first_step()
+            self._let_go(self.held)
+            if pid is not None:
+                self._join(pid)
+                pid = self.starter.further(self._executions - argv.AS_ROOT)
             self._meet(pid, "it ended before its first instruction")
+        except Unheld as unheld:
+            self._release_unheld(str(unheld))
+            return
         except BaseException:
-            step.kill()
+            self.starter.kill()
             self.kill()
             raise
-        step.let_go()
+        self.starter.let_go()
+
+    @property
+    def _executions(self) -> int:
+        return buildargv.EXECUTIONS if self.plan.build else argv.executions(self.plan)
+
+    def _join(self, pid: int | None) -> None:
+        """Have bwrap, its init and its child, which is held, in the run's cgroup: what they start is born there. Raises NotSealed.
+
+        Nobody else may be there, or be theirs. None of these pids can be another's: bwrap has not been waited for, nor what we hold, and
+        an init does not end before that.
+        """
+        if self.joining is None or self.record.cgroup is None:
+            return
+        group, own = Path(self.record.cgroup), {self.spawned.pid, self.init_pid, *([pid] if pid is not None else [])}
+        self._await_joining()
+        for one in own - set(cgroup.pids(group)):
+            cgroup.join(group, one)
+        children = [process.children(one) for one in own]
+        # One that has ended is not waited for at once.
+        others = {one for one in {*cgroup.pids(group)}.union(*children) - own if process.lives(one)}
+        if others:
+            raise NotSealed(f"cannot start the payload of run {self.run_id}: process {min(others)} is beside it in its cgroup")
+
+    def _await_joining(self) -> None:
+        if self.joining is not None and not self.joining.is_done:
+            self.joining.wait()
+
+    def begin(self) -> None:
+        """Let bwrap go on until its child is about to be setpriv(1), which is root's still."""
+        if self.held is not None and self.starter is not None:
+            self.starter.start(self.held.go, argv.AS_ROOT, self.ways.limits)
 
     def _release_unheld(self, why: str) -> None:
         """Somebody traces us (strace -f), or the host forbids ptrace: the payload is looked at as soon as it stands."""
         if self.held is not None:
-            self._go(self.held)
+            if self.starter is not None and self.starter.init_lives:
+                self._join(None)
+                self._go(self.held)
+            else:
+                # bwrap has died of a mount that it could not make; its status tells.
+                self._let_go(self.held)
         began, chain = time.monotonic(), buildargv.CHAIN if self.plan.build else argv.CHAIN
         try:
             while self.spawned.poll() is None:
@@ -210,11 +261,8 @@ class Run:
 
     def _go(self, held: Held) -> None:
         # Its init is root's still, and hands them on. Earlier, bwrap itself would fail by a caller's limits, or could not say how it ends.
-        with contextlib.suppress(ProcessLookupError):
-            for number, limit in self.ways.limits.items():
-                resource.prlimit(self.init_pid, number, limit)
-        # bwrap may have died of a mount it could not make; then its status tells.
-        os.write(held.go, argv.GO)
+        limit(self.init_pid, self.ways.limits)
+        os.write(held.go, GO)
         self._let_go(held)
 
     def _meet(self, pid: int | None, otherwise: str, remark: str = "") -> None:
@@ -292,21 +340,22 @@ class Run:
             except CannotSeal as unwritten:
                 error.add_note(unwritten.message)
 
-    def _end_held(self) -> None:
-        """bwrap, and its init, which waits for a word that will never come: dead, whatever became of `kill`."""
-        pids = [pidfd for pid in (self.init_pid,) if pid and (pidfd := _pidfd(pid)) is not None]
-        self.spawned.kill()
-        self.spawned.wait()
-        for pidfd in pids:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            ended = select.poll()
-            ended.register(pidfd, select.POLLIN)
-            ended.poll(5000)
-            os.close(pidfd)
+    def _end_held(self, held: Held) -> None:
+        """bwrap, its init and whatever that has started: dead, whatever becomes of `kill`."""
+        if self.process is not None:
+            self.process.kill()
+            with contextlib.suppress(SealnetError):
+                # Until it has been waited for its pid is nobody else's.
+                self._await_joining()
+            self.process.wait()
+        if self.starter is not None:
+            self.starter.kill()
+        with contextlib.suppress(SealnetError):
+            self.kill()
+        self._let_go(held)
 
     def _let_go(self, held: Held) -> None:
-        for fd in (held.info, held.word, held.go, held.fds.args):
+        for fd in (held.info, held.go):
             os.close(fd)
         self.held = None
 
@@ -493,6 +542,13 @@ class Run:
         finally:
             self._take_away()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether bwrap has: without waiting for it, so by any thread."""
+        ended = select.poll()
+        ended.register(self.pidfd, select.POLLIN)
+        return bool(ended.poll(0))
+
     def wait_end(self) -> int:
         """The exit status of a run whose processes have ended, or are about to; nothing else is seen to meanwhile."""
         ended = select.poll()
@@ -517,10 +573,7 @@ class Run:
         if self._upkeep is not None:
             self._upkeep.close()
         if self.held is not None:
-            with contextlib.suppress(SealnetError):
-                self.kill()
-            self._end_held()
-            self._let_go(self.held)
+            self._end_held(self.held)
         if self.record.state in ("started", "running"):
             self._write(state="exited")
         self.end_doors()
@@ -536,19 +589,14 @@ class Run:
                 self._let_go_of_it()
 
     def _let_go_of_it(self) -> None:
+        if self.starter is not None:
+            self.starter.close()
         if self.inside is not None:
             self.inside.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.claim.close()
         self.at_end()
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
 
 
 def no_bwrap(run: Run, what: str) -> CannotSeal:

@@ -1,79 +1,91 @@
-"""Starts bwrap for one run: its file system, its streams, its arguments; held until the payload may start."""
+"""Starts bwrap for one run: its file system, its streams, its arguments; the payload is held until it may start."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import select
 import stat
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from sealnet import builder
 from sealnet.errors import CannotSeal, NotSealed
-from sealnet.kernel import locks, netns, process, seccomp
+from sealnet.kernel import cgroup, libc, locks, netns, process, seccomp
 from sealnet.kernel.host import RESOLVER
 from sealnet.kernel.mounts import DEVICES, Stage
 from sealnet.kernel.netns import Inside
+from sealnet.kernel.starter import Starter
 from sealnet.model import argv, buildargv, environment
 from sealnet.model.argv import Fds
 from sealnet.model.plan import profile_places
-from sealnet.model.view import layout
+from sealnet.model.policy import Confinement
+from sealnet.model.view import layout, replaces_programs
 from sealnet.records import ALIVE
-from sealnet.running import Held, Run, Stdio, Streams, no_bwrap
+from sealnet.running import Held, Run, Staged, Stdio, Streams, no_bwrap
 
-_START_S = 30.0
 _HOSTS = "# A sealed run: no resolver answers here.\n"
 # A name server at a documentation address (RFC 5737): a lookup is refused at once, and stands in the tally of what was tried.
 _RESOLV_CONF = f"# A sealed run has no resolver: what it may reach is in /etc/hosts.\nnameserver {RESOLVER}\noptions timeout:1 attempts:1\n"
 
 
+def stage(run: Run, streams: Streams) -> None:
+    """Begin to put the payload's file system together, in a thread and a mount namespace of its own."""
+    run.starter = Starter(run.seal.netns)
+    run.staging = run.starter.begin(_stage, run, streams)
+
+
 def hold(run: Run, streams: Streams, inside: Inside) -> None:
-    """Spawn what will become bwrap, as early as there is a namespace to spawn it in: joining a cgroup waits for a grace period of RCU."""
+    """Spawn bwrap, as early as there is a namespace to spawn it in: to move it to the run's cgroup waits for a grace period of RCU, and its
+    mounts take their time. While the seal is being built it goes on until its child is about to be setpriv(1), and that is held: it is
+    root's still. Once it is its user's, any process of that user could write into it (/proc/PID/mem), so that comes after the proof.
+
+    What has run by then, bwrap and setsid(1), is the host's own, out of a view that only root can have put other programs into. Where root
+    has, they wait as well.
+    """
+    if run.starter is None or run.staging is None:
+        raise RuntimeError("a run is held when its file system is put together")
+    staged = run.staging.wait()
     info, info_write = os.pipe2(os.O_CLOEXEC)
-    word, go = _pipe(), _pipe()
+    go = _pipe()
     status = run.claim.open_status()
     plan = run.plan
     program = seccomp.render_builder_filter() if plan.build else seccomp.filter_for(plan.user, allow_userns=plan.allow_userns)
     filters = _memory("seccomp", program)
     arguments = os.memfd_create("bwrap-args", os.MFD_CLOEXEC)
     fds = Fds(args=arguments, info=info_write, status=status, block=go, alive=-1, seccomp=filters)
+    run.held = Held(info, go)
+    spawning = run.starter.begin(_spawn, run, fds, streams, staged, inside.fd)
     try:
-        run.process, fds, root, dev = inside.call(_spawn, run, fds, word, streams)
+        run.process = spawning.wait()
     except BaseException as error:
-        for fd in (info, word, go, arguments):
-            os.close(fd)
+        # It may be a signal's handler that has raised. What the thread uses stays open until that is through.
+        with contextlib.suppress(Exception):
+            run.process = spawning.wait()
         if isinstance(error, OSError):
             raise CannotSeal(f"cannot start bwrap for run {run.run_id}: {os.strerror(error.errno or 0)}") from error
         raise
     finally:
-        for fd in (info_write, status, filters):
+        for fd in (info_write, status, filters, arguments):
             os.close(fd)
-    run.held = Held(fds, root, dev, info, word, go)
     # Before anybody waits for it: a child that has been waited for has no pidfd any more.
     run.pidfd = os.pidfd_open(run.process.pid)
+    if plan.confinement is not Confinement.OPEN:
+        # What is not there yet is in the run's namespace, and found by that. An open run has none, so a shell joins first.
+        run.joining = inside.begin(cgroup.join, Path(str(run.record.cgroup)), run.process.pid)
+    run.starter.follow(info)
+    if not replaces_programs(plan):
+        run.begin()
 
 
 def start(run: Run) -> None:
-    """Tell bwrap what to do and let it start; it is held before it starts the payload."""
-    held = run.held
-    if held is None or run.inside is None:
+    """Wait for bwrap, and write down that it is there; it is held before it starts the payload, or that is."""
+    if run.starter is None or run.inside is None:
         raise RuntimeError("a run is started when it is built")
-    variables, durable = _variables(run), run.record.durable
-    die_with_parent = durable is None
-    if run.plan.build:
-        options = buildargv.render_options(held.root, held.dev, held.fds, variables, die_with_parent=die_with_parent)
-    else:
-        options = argv.render_options(run.plan, held.root, held.dev, _seen(), held.fds, variables, die_with_parent=die_with_parent)
-    os.write(held.fds.args, b"\0".join(os.fsencode(option) for option in options) + b"\0")
-    os.lseek(held.fds.args, 0, os.SEEK_SET)
+    durable = run.record.durable
     try:
-        os.write(held.word, argv.GO)
-        run.init_pid = _child_pid(held.info)
+        run.init_pid = run.starter.init_pid()
     except (TimeoutError, ValueError) as e:
         raise no_bwrap(run, "bwrap ended before it was ready") from e
     if durable is not None:
@@ -114,55 +126,46 @@ def _memory(name: str, data: bytes) -> int:
     return fd
 
 
-def _child_pid(fd: int) -> int:
-    """The pid of bwrap's init, from --info-fd."""
-    deadline, text = time.monotonic() + _START_S, b""
-    # Not select(2): a process with a thousand runs has descriptors that it cannot name.
-    told = select.poll()
-    told.register(fd, select.POLLIN)
-    while True:
-        if not told.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            raise TimeoutError("bwrap told nothing")
-        chunk = os.read(fd, 4096)
-        text += chunk
-        with contextlib.suppress(ValueError):
-            return int(json.loads(text)["child-pid"])
-        if not chunk:
-            raise ValueError("bwrap told nothing")
+def _stage(run: Run, streams: Streams) -> Staged:
+    plan = run.plan
+    try:
+        made = Stage(str(run.claim.state.stage))
+        made.build(layout(plan), _files(run), profile_places(plan.bwrap_args), run.rights, run.hidden)
+        dev = made.devices(streams.console)
+        if plan.build:
+            return Staged(made, dev, None, run.claim.directory / ALIVE)
+        # A payload that runs as root can take apart bwrap's init, which is of its own kind. What that holds must lead to nothing: it runs
+        # from the read-only view, or where somebody's own programs stand in that, from a read-only mount; and its lock is on one.
+        paths = run.tools
+        own = replaces_programs(plan)
+        sh, bwrap = (_read_only(made, paths[name]) if own else made.root + paths[name] for name in ("sh", "bwrap"))
+        tools = argv.Tools(sh=sh, bwrap=bwrap, setsid=paths["setsid"], setpriv=paths["setpriv"], env=paths["env"])
+        _enter(run, made)
+        alive = Path(made.read_only(str(run.claim.directory))) / ALIVE
+    except OSError as error:
+        raise CannotSeal(f"cannot start bwrap for run {run.run_id}: {os.strerror(error.errno or 0)}") from error
+    return Staged(made, dev, tools, alive)
 
 
-def _spawn(run: Run, fds: Fds, word: int, streams: Streams) -> tuple[subprocess.Popen[bytes], Fds, str, str]:
-    """In the thread that lives in the run's namespace: what it spawns is born there, and in the mount namespace of the view."""
-    stage = Stage(str(run.claim.state.stage))
-    stage.build(layout(run.plan), _files(run), profile_places(run.plan.bwrap_args), run.rights, run.hidden)
-    dev = stage.devices(streams.console)
-    if run.plan.build:
-        return *builder.spawn(run, fds, word, streams, _variables(run)), stage.root, dev
-    # A payload that runs as root can take apart bwrap's init, which is of its own kind. What that holds must lead to nothing: it runs from
-    # the read-only view, and its lock is on a read-only mount.
-    paths = run.tools
-    tools = argv.Tools(
-        sh=stage.root + paths["sh"],
-        bwrap=stage.root + paths["bwrap"],
-        setsid=paths["setsid"],
-        setpriv=paths["setpriv"],
-        env=paths["env"],
-    )
-    _enter(run, stage)
-    alive = locks.hold(Path(stage.read_only(str(run.claim.directory))) / ALIVE)
+def _spawn(run: Run, fds: Fds, streams: Streams, staged: Staged, netns_fd: int) -> subprocess.Popen[bytes]:
+    """In the thread that lives in the mount namespace of the view; what it spawns is born there, and in the run's network namespace."""
+    libc.setns(netns_fd, libc.CLONE_NEWNET)
+    plan, root, dev, tools = run.plan, staged.stage.root, staged.dev, staged.tools
+    die_with_parent, variables = run.record.durable is None, _variables(run)
+    alive = locks.hold(staged.alive)
     opened = [alive]
     fds = replace(fds, alive=alive)
-    # Not inherited, so that it comes to its end when we do.
-    word_path = f"/proc/{os.getpid()}/fd/{word}"
-    command = argv.render_command(
-        run.plan, str(run.record.cgroup), word_path, fds, _variables(run), tools, controlling_terminal=streams.controlling_terminal
-    )
     try:
+        if tools is None:
+            _tell(fds.args, buildargv.render_options(root, dev, fds, variables, die_with_parent=die_with_parent))
+            return builder.spawn(run, fds, streams, variables)
+        _tell(fds.args, argv.render_options(plan, root, dev, _seen(), fds, variables, die_with_parent=die_with_parent))
+        group = str(run.record.cgroup) if plan.confinement is Confinement.OPEN else None
         stdin, stdout, stderr = (
             _fresh(stream, fd, dev, opened) for fd, stream in enumerate((streams.stdin, streams.stdout, streams.stderr))
         )
-        spawned = subprocess.Popen(
-            command,
+        return subprocess.Popen(
+            argv.render_command(plan, group, fds, variables, tools, controlling_terminal=streams.controlling_terminal),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -175,7 +178,18 @@ def _spawn(run: Run, fds: Fds, word: int, streams: Streams) -> tuple[subprocess.
     finally:
         for fd in opened:
             os.close(fd)
-    return spawned, fds, stage.root, dev
+
+
+def _read_only(stage: Stage, path: str) -> str:
+    """Where one of the host's programs is, by a read-only mount of its directory."""
+    directory, name = os.path.split(os.path.realpath(path))
+    return f"{stage.read_only(directory)}/{name}"
+
+
+def _tell(fd: int, options: list[str]) -> None:
+    """Write bwrap's options where its --args reads them."""
+    os.write(fd, b"\0".join(os.fsencode(option) for option in options) + b"\0")
+    os.lseek(fd, 0, os.SEEK_SET)
 
 
 def _fresh(stream: Stdio, inherited: int, dev: str, opened: list[int]) -> Stdio:

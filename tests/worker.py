@@ -60,7 +60,7 @@ def plan_deaths(points: dict[str, str]) -> None:
 
     workers.launch = launched  # type: ignore[attr-defined]
     of_run = lambda run, *_arguments, **_options: run.run_id  # noqa: E731
-    after(Run, "_go", "let go by bwrap", of_run)
+    after(Run, "_join", "in its cgroup", of_run)
     after(Run, "_announce", "announced", of_run)
     after(Run, "release", "released", of_run)
     after(Run, "wait_end", "seen to its end", of_run)

@@ -1,27 +1,24 @@
-"""What is tried from inside a run before its payload starts, by a process that is to the kernel what the payload will be."""
+"""What is tried from inside a run before its payload starts, by a thread that is to the kernel what the payload will be."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 from sealnet.errors import CannotSeal
 from sealnet.kernel import identity
+from sealnet.kernel.netns import Inside
 from sealnet.model.plan import User
 
 _TCP_RETRY_S = 0.1
 _REFUSAL_S = 0.3
-_WITHIN_S = 5.0
-_MESSAGE = 65536
 # What a filter, a route, an address or a system call filter answers. Whatever else (no descriptor, no memory, no port left) is the trouble
-# of who tries: it has not come to the door, and a process of the same user can make it so (prlimit(2)).
+# of who tries: it has not come to the door.
 _REFUSALS = frozenset(
     (
         errno.EPERM, errno.EACCES, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL,
@@ -61,27 +58,22 @@ class Answer(NamedTuple):
 
 
 class StandIn:
-    """A process in the calling thread's network namespace that is to the kernel what the payload will be: user, no capability in any set,
-    no_new_privs, system call filter. It is forked early and tries things when it is told.
+    """A thread in a run's network namespace that is to the kernel what the payload will be when it meets the network: the user by whom
+    sockets and their packets are told, no capability in any set, no_new_privs, system call filter.
 
-    A thread could take all that on as well, but a signal of that user's to it would end the whole process.
+    Its other ids stay root's, so nobody else may signal, limit, trace or schedule it, nor the program through it. A process of its own
+    would have those of the user as well, and no rule of the kernel's network asks for them; it costs a fork of the whole program.
     """
 
-    def __init__(self, user: User, program: bytes) -> None:
-        """Raises CannotSeal where no process can be had."""
-        self._pidfd = -1
+    def __init__(self, netns_fd: int, user: User, program: bytes) -> None:
+        """Raises CannotSeal where no such thread can be had."""
+        self._inside: Inside | None = None
         try:
-            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with contextlib.ExitStack() as undo:
-                undo.callback(self._socket.close)
-                with theirs:
-                    self._pid = _fork(lambda parent: _stand_in(theirs, user, program, parent))
-                # Where somebody else in this program waits for every child, the pid of one that was killed may soon be a stranger's.
-                undo.callback(_end, self._pid)
-                self._pidfd = os.pidfd_open(self._pid)
-                undo.pop_all()
+            self._inside = Inside.joined(netns_fd, f"as-{user.uid}")
+            self._failed = self._inside.call(_become, user, program)
         except OSError as error:
-            raise CannotSeal(f"cannot start a process that tries what a payload could: {error.strerror}") from error
+            self.close()
+            raise CannotSeal(f"cannot start a thread that tries what a payload could: {error.strerror}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -91,71 +83,30 @@ class StandIn:
 
     def make(self, attempts: Sequence[Attempt]) -> list[Answer] | str:
         """One answer for each, or why there is none."""
-        self._socket.settimeout(_WITHIN_S + sum(one.timeout_s for one in attempts))
-        try:
-            self._socket.send(json.dumps(attempts).encode())
-            told = json.loads(self._socket.recv(_MESSAGE))
-        except (OSError, ValueError):
-            return "the process that was to try has ended without a word"
-        return told if isinstance(told, str) else [Answer(*one) for one in told]
+        if self._inside is None:
+            return "the thread that was to try has ended"
+        return self._failed or self._inside.call(_try_all, list(attempts))
 
     def close(self) -> None:
         """End it; once is enough."""
-        if self._pidfd >= 0:
-            self._socket.close()
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self._inside is not None:
+            self._inside.close()
+            self._inside = None
 
 
-def _end(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def _fork(live: Callable[[int], None]) -> int:
-    """The pid of a child that runs `live` with its parent's pid, with every signal blocked for good but those that cannot be.
-
-    Whoever may signal the child is not who may signal this program, whose handlers and wakeup descriptor (asyncio's) it inherits.
-    """
-    parent = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def _become(user: User, program: bytes) -> str | None:
+    """In the thread, for good: why it could not become what it is to be, or None."""
+    # The program's handlers are for threads of its own.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        pid = os.fork()
-        if pid == 0:
-            live(parent)
-        return pid
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        identity.assume_in_thread(user, program)
+    except OSError as error:
+        return f"the thread that was to try could not become {user.name}: {error.strerror}"
+    return None
 
 
-def _stand_in(theirs: socket.socket, user: User, program: bytes, parent: int) -> None:
-    """In the child; never returns."""
-    try:
-        # The program's descriptors are not for a process of the payload's user, and other runs wait for the end of a pipe or a lock.
-        last = max(map(int, os.listdir("/proc/self/fd")))
-        os.closerange(0, theirs.fileno())
-        os.closerange(theirs.fileno() + 1, last + 1)
-        # What is typed at the caller's terminal is for the caller.
-        os.setsid()
-        told: Any
-        try:
-            identity.assume(user, program)
-            failed = None
-        except OSError as error:
-            failed = f"the process that was to try could not become {user.name}: {error.strerror}"
-        # One that died before it could be tied to us takes nobody with it.
-        if os.getppid() != parent:
-            return
-        while message := theirs.recv(_MESSAGE):
-            told = failed or [_try(Attempt(way, tuple(arguments), timeout_s)) for way, arguments, timeout_s in json.loads(message)]
-            theirs.send(json.dumps(told).encode())
-    finally:
-        os._exit(0)
+def _try_all(attempts: Sequence[Attempt]) -> list[Answer]:
+    return [_try(attempt) for attempt in attempts]
 
 
 def _try(attempt: Attempt) -> Answer:

@@ -22,6 +22,17 @@ _GONE = (errno.ENOENT, errno.ENODEV)
 
 def root() -> Path:
     """Where the version 2 tree is mounted. Raises CannotSeal when it is not."""
+    # The table of mounts has a line for the name of every run, so it is read once. Of what is mounted elsewhere later the file is gone.
+    if _Found.root is None or not os.path.exists(f"{_Found.root}/cgroup.controllers"):
+        _Found.root = _find_root()
+    return _Found.root
+
+
+class _Found:
+    root: Path | None = None
+
+
+def _find_root() -> Path:
     with open("/proc/self/mounts", encoding="utf-8") as mounts:
         for line in mounts:
             _source, target, fstype = line.split(" ")[:3]
@@ -77,6 +88,17 @@ def add(run_id: str, owner: str) -> Path:
                 made.rmdir()
         raise CannotSeal(f"cannot add cgroup {made}: {e.strerror}") from e
     return made
+
+
+def join(cgroup: Path, pid: int) -> bool:
+    """Move one process there; False when it is gone. Waits for a grace period of RCU (10 ms). Raises CannotSeal."""
+    try:
+        _write(cgroup / "cgroup.procs", str(pid))
+    except ProcessLookupError:
+        return False
+    except OSError as e:
+        raise CannotSeal(f"cannot move process {pid} to cgroup {cgroup}: {e.strerror}") from e
+    return True
 
 
 def find(run_id: str, tag: str) -> Path | None:

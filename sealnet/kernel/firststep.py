@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
+from collections.abc import Callable
 
-from sealnet.errors import CannotSeal
 from sealnet.kernel import libc, process
 
 _SEIZE, _CONT, _DETACH = 0x4206, 7, 17
@@ -18,7 +17,6 @@ _TRACE_FORK, _TRACE_VFORK, _TRACE_CLONE, _TRACE_EXEC, _EXIT_KILL = 0x2, 0x4, 0x8
 _EVENT_EXEC, _EVENT_STOP = 4, 128
 _BIRTHS = (1, 2, 3)
 _WALL = 0x40000000
-_WITHIN_S = 30.0
 
 
 class FirstStep:
@@ -29,31 +27,31 @@ class FirstStep:
         options = _TRACE_FORK | _TRACE_VFORK | _TRACE_CLONE | _TRACE_EXEC | _EXIT_KILL
         libc.ptrace(_SEIZE, init_pid, options)
         self._pid: int | None = init_pid
-        self._is_late = False
 
-    def until(self, execs: int) -> int | None:
+    def until(self, execs: int, born: Callable[[int], None] = lambda _pid: None) -> int | None:
         """Wait until the first child has executed so many programs; its pid, held. None when it, or its parent, ended before that.
 
-        Raises CannotSeal: what takes longer than half a minute is killed.
+        `born` is told its pid before it has done anything.
         """
-        late = threading.Timer(_WITHIN_S, self._end_late)
-        late.daemon = True
-        late.start()
         try:
-            pid = self._until(execs)
+            return self._until(execs, born)
         except ChildProcessError:
             # Somebody else has waited for its end.
-            self._pid = pid = None
-        finally:
-            late.cancel()
-        if pid is None and self._is_late:
-            raise CannotSeal(
-                f"cannot hold a payload at its start: it did not come there within {_WITHIN_S:g} s",
-                hint="does its file system answer? does another part of this program wait for every child, waitpid(-1)?",
-            )
-        return pid
+            self._pid = None
+            return None
 
-    def _until(self, execs: int) -> int | None:
+    def further(self, execs: int) -> int | None:
+        """Let what is held go on until it has executed so many programs more; its pid, held, or None as `until`."""
+        if self._pid is None:
+            return None
+        try:
+            self._go_on()
+            return self._until_executed(execs)
+        except ChildProcessError:
+            self._pid = None
+            return None
+
+    def _until(self, execs: int, born: Callable[[int], None]) -> int | None:
         child = self._until_birth()
         if child is None:
             return None
@@ -66,10 +64,14 @@ class FirstStep:
             self.kill()
             _await_end(parent)
             return None
+        born(child)
+        return self._until_executed(execs)
+
+    def _until_executed(self, execs: int) -> int | None:
         while (event := self._next()) is not None:
             execs -= event == _EVENT_EXEC
             if execs <= 0:
-                return child
+                return self._pid
             self._go_on()
         return None
 
@@ -118,10 +120,6 @@ class FirstStep:
                 # Killed where it stood: its parent is told of it when we have waited.
                 _await_end(self._pid)
             self._pid = None
-
-    def _end_late(self) -> None:
-        self._is_late = True
-        self._signal()
 
     def _signal(self) -> None:
         if self._pid is not None:

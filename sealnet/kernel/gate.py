@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -50,21 +50,21 @@ class Gate:
         tells. One that somebody has changed is put up anew when no lease stands in it; else the run is refused: others would be cut off.
         """
         with locked(self._directory / "gate.lock"):
-            seen = nfnetlink.see_table(ruleset.TABLE)
+            seen = nfnetlink.see_table(self._netfilter, ruleset.TABLE)
             if seen is not None and not self._differs(seen):
                 return seen.sha256
             if seen is not None:
                 with Inside.new("sealnet-gate") as scratch:
-                    expected = scratch.call(_put_up, Nft)
+                    expected = scratch.call(_put_up_here)
                 if seen == expected:
                     self._kept.write_text(seen.sha256 + "\n")
                     return seen.sha256
-                if nfnetlink.set_mentions(ruleset.TABLE, "leases", b""):
+                if nfnetlink.set_mentions(self._netfilter, ruleset.TABLE, "leases", b""):
                     raise CannotSeal(
                         f"cannot use the gate: {_NAME} has been changed by somebody, and leases of live runs stand in it",
                         hint=f"when no run is alive (sealnet ls): nft delete {_NAME}",
                     )
-            seen = _put_up(lambda: self.nft)
+            seen = _put_up(self.nft, self._netfilter)
             self._kept.write_text(seen.sha256 + "\n")
             return seen.sha256
 
@@ -77,14 +77,14 @@ class Gate:
 
     def see(self) -> tuple[str | None, str]:
         """What is wrong with the gate, or None; and the SHA-256 of its rules as the kernel holds them, empty where it is gone."""
-        seen = nfnetlink.see_table(ruleset.TABLE)
+        seen = nfnetlink.see_table(self._netfilter, ruleset.TABLE)
         if seen is None:
             return f"the gate is gone ({_NAME})", ""
         return f"the gate has been changed ({_NAME})" if self._differs(seen) else None, seen.sha256
 
     def changed(self) -> str | None:
         """What is wrong with a gate that stands, when that is known; None also where there is none, or nobody put it up from here."""
-        return self.difference() if self._kept.exists() and nfnetlink.see_table(ruleset.TABLE) is not None else None
+        return self.difference() if self._kept.exists() and nfnetlink.see_table(self._netfilter, ruleset.TABLE) is not None else None
 
     def grant(self, seal: Seal, *, ttl_s: int) -> bool:
         """Grant or refresh the run's leases; whether the gate had to be put back first (somebody's `nft flush ruleset`)."""
@@ -108,12 +108,12 @@ class Gate:
     def restore(self, *, ttl_s: int) -> None:
         """Put the gate back where it is gone or has been changed, the leases that still stand in it too, in one transaction."""
         with locked(self._directory / "gate.lock"):
-            seen = nfnetlink.see_table(ruleset.TABLE)
+            seen = nfnetlink.see_table(self._netfilter, ruleset.TABLE)
             if seen is not None and not self._differs(seen):
                 return
             leases = [] if seen is None else self.leases()
             granted = "".join(ruleset.render_lease(name, sandbox, gateway, port, ttl_s=ttl_s) for name, sandbox, gateway, port in leases)
-            self._kept.write_text(_put_up(lambda: self.nft, granted).sha256 + "\n")
+            self._kept.write_text(_put_up(self.nft, self._netfilter, granted).sha256 + "\n")
 
     def has(self, seal: Seal) -> bool:
         """Asked of the kernel directly, by key: libnftables would read all leases before it asks (6 ms at 1,000)."""
@@ -123,9 +123,13 @@ class Gate:
         return all(self._holds("leases", key) for key in keys)
 
     def _holds(self, set_name: str, key: bytes) -> bool:
+        return nfnetlink.has_element(self._netfilter, ruleset.TABLE, set_name, key)
+
+    @property
+    def _netfilter(self) -> Netlink:
         if self._kernel is None:
             self._kernel = nfnetlink.connect()
-        return nfnetlink.has_element(self._kernel, ruleset.TABLE, set_name, key)
+        return self._kernel
 
     def guards(self, seal: Seal) -> bool:
         """Whether the gate knows the run's gateway, so that no other link leads to it."""
@@ -138,7 +142,7 @@ class Gate:
 
     def sandbox_of(self, ifname: str) -> IPv4Address | None:
         """The sandbox address that a lease of the link names."""
-        if not _mentions("leases", ifname):
+        if not self._mentions("leases", ifname):
             return None
         return next((sandbox for name, sandbox, _gateway, _port in self.leases() if name == ifname), None)
 
@@ -146,7 +150,7 @@ class Gate:
         """Remove every lease of the run's link, and what keeps other links from its gateway. Succeeds if there is none, or no gate."""
         if seal.sandbox is not None and seal.gateway is not None:
             keys = [(seal.ifname, seal.sandbox, seal.gateway, port) for port in seal.ports]
-        elif _mentions("leases", seal.ifname):
+        elif self._mentions("leases", seal.ifname):
             keys = [key for key in self.leases() if key[0] == seal.ifname]
         else:
             keys = []
@@ -173,7 +177,7 @@ class Gate:
 
         Looking comes before deleting: nf_tables makes the next request after a deletion wait for a grace period of RCU (10 ms).
         """
-        if _mentions("denied", ifname):
+        if self._mentions("denied", ifname):
             for address, protocol, port, _packets in self.denied(ifname):
                 self._delete(f'{_DENIED} {{ "{ifname}" . {address} . {protocol} . {port} }}', ifname)
 
@@ -182,6 +186,10 @@ class Gate:
         for port in ports:
             key = ruleset.lease_element(seal.ifname, seal.sandbox, seal.gateway, port)
             self._delete(f"{_LEASES} {{ {key} }}", seal.ifname)
+
+    def _mentions(self, set_name: str, ifname: str) -> bool:
+        """Asked of the kernel directly, for libnftables would list every set of the table."""
+        return nfnetlink.set_mentions(self._netfilter, ruleset.TABLE, set_name, ifname.encode() + b"\0")
 
     def _delete(self, element: str, ifname: str) -> None:
         try:
@@ -213,15 +221,15 @@ def _forgotten(seal: Seal) -> str:
     return "".join(ruleset.render_no_lease(seal.ifname, seal.sandbox, seal.gateway, port) for port in seal.ports)
 
 
-def _mentions(set_name: str, ifname: str) -> bool:
-    """Asked of the kernel directly, for libnftables would list every set of the table."""
-    return nfnetlink.set_mentions(ruleset.TABLE, set_name, ifname.encode() + b"\0")
+def _put_up_here() -> nfnetlink.Table:
+    with nfnetlink.connect() as nl:
+        return _put_up(Nft(), nl)
 
 
-def _put_up(nft: Callable[[], Nft], leases: str = "") -> nfnetlink.Table:
-    """Load the gate in the calling thread's namespace, and what the kernel then tells of it."""
-    nft().apply(ruleset.render_gate() + leases, f"add the gate ({_NAME})")
-    seen = nfnetlink.see_table(ruleset.TABLE)
+def _put_up(nft: Nft, nl: Netlink, leases: str = "") -> nfnetlink.Table:
+    """Load the gate in the namespace of both, and what the kernel then tells of it."""
+    nft.apply(ruleset.render_gate() + leases, f"add the gate ({_NAME})")
+    seen = nfnetlink.see_table(nl, ruleset.TABLE)
     if seen is None or tuple(chain[:4] for chain in seen.chains) != ruleset.GATE_CHAINS:
         raise CannotSeal(f"cannot add the gate: {_NAME} does not read back as it was written")
     return seen

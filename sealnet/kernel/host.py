@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from itertools import chain
 from pathlib import Path
@@ -64,7 +65,7 @@ class Host:
 
     def see(self, seal: Seal, inside: Inside) -> Seen:
         """Read everything of a seal back."""
-        mark, inner_links, inner, filter_fault, filter_hash = inside.call(within.see, seal)
+        mark, inner_links, inner, filter_fault, filter_hash = within.see(inside, seal)
         rulesets = {"inside": filter_hash}
         host, gate_fault = Side(exists=False), None
         if seal.subnet is not None:
@@ -146,7 +147,8 @@ class Host:
         except OSError as e:
             raise CannotSeal(f"cannot add netns {seal.netns}: {os.strerror(e.errno or 0)}") from e
         try:
-            inside.call(within.mark, names.mark(seal.run_id, self.tag))
+            mark = names.mark(seal.run_id, self.tag)
+            inside.kept = inside.call(partial(within.begin, mark, is_linked=seal.subnet is not None))
             netns.add_name(seal.netns, inside.fd)
         except BaseException:
             inside.close()
@@ -155,7 +157,7 @@ class Host:
 
     def add_filter(self, seal: Seal, inside: Inside) -> None:
         """The filter inside the namespace, then lo and the sink. Nothing in there is up before the filter stands."""
-        inside.call(within.add_filter, seal)
+        within.add_filter(inside, seal)
 
     def add_link(self, seal: Seal, inside: Inside, alias: str) -> int:
         """Both ends of the link, addressed and quiet but down; the host end's index."""
@@ -178,7 +180,7 @@ class Host:
                 links.add_address(index, seal.gateway, seal.subnet.prefixlen),
             ]
         )
-        inside.call(within.set_up_sandbox, seal)
+        within.set_up_sandbox(inside, seal)
         return index
 
     def bring_up(self, seal: Seal, inside: Inside, index: int) -> None:
@@ -187,7 +189,7 @@ class Host:
             raise ValueError("a severed run has no link")
         # A link that goes down forgets its neighbours, so they come after it is up.
         self.netlink.exchange([links.bring_up(index), links.add_neighbour(index, seal.sandbox, names.mac(seal.run_id, end=1))])
-        inside.call(within.bring_up_sandbox, seal)
+        within.bring_up_sandbox(inside, seal)
         deadline = time.monotonic() + _CARRIER_S
         while not ((link := links.see(self.netlink, seal.ifname)) and link.running):
             if time.monotonic() > deadline:
@@ -242,7 +244,7 @@ class Host:
 
     def tried(self, inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> list[tuple[str, str, int, int]]:
         """(address, protocol, port, packets) of everything that the payload tried to reach beside its lease; `probed` are proofs' own."""
-        return inside.call(within.tried, probed)
+        return within.tried(inside, probed)
 
     def denied(self, seal: Seal) -> list[tuple[str, str, int, int]]:
         return self.gate.denied(seal.ifname)

@@ -58,9 +58,7 @@ def assume(user: User, program: bytes, *, outlives_starter: bool = False) -> Non
     For a process of its own with one thread; there is no way back. The order is setpriv(1)'s: what needs a capability comes first.
     Unless `outlives_starter`, it dies with the thread that started it.
     """
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
-    for number in range(last + 1):
-        libc.prctl(_CAPBSET_DROP, number)
+    _drop_bounds()
     os.setgroups(user.groups)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
@@ -69,6 +67,32 @@ def assume(user: User, program: bytes, *, outlives_starter: bool = False) -> Non
     # A change of ids clears both: the process dies with the thread that made it, and its new user may not look into it.
     libc.prctl(_SET_PDEATHSIG, 0 if outlives_starter else 9)
     libc.prctl(_SET_DUMPABLE, 0)
+    _filter(program)
+
+
+def assume_in_thread(user: User, program: bytes) -> None:
+    """Have the calling thread, and no other, be to files and to the network what a payload is, for good: as `assume`, but real, effective
+    and saved ids stay root's, so that nobody else may signal, limit, trace or schedule it (kill(2), prlimit(2), ptrace(2), setpriority(2)).
+
+    A socket is its maker's by the file system ids; ping(8)'s range of groups is of the effective one. For a thread that ends soon.
+    """
+    _drop_bounds()
+    libc.set_effective_group(user.gid)
+    libc.set_file_identity(user.uid, user.gid, user.groups)
+    if libc.file_identity() != (user.uid, user.gid):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    libc.drop_capabilities()
+    libc.prctl(_SET_NO_NEW_PRIVS, 1)
+    _filter(program)
+
+
+def _drop_bounds() -> None:
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
+    for number in range(last + 1):
+        libc.prctl(_CAPBSET_DROP, number)
+
+
+def _filter(program: bytes) -> None:
     instructions = ctypes.create_string_buffer(program, len(program))
     fprog = _Program(len(program) // _INSTRUCTION_SIZE, ctypes.addressof(instructions))
     libc.prctl(_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(fprog))

@@ -14,7 +14,12 @@ MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 # The same numbers on every architecture.
 _FSOPEN, _OPENAT2 = 430, 437
 # glibc's own change every thread: (setgroups, setresuid, setresgid).
-_IDENTITY = {"x86_64": (116, 117, 119), "aarch64": (159, 147, 149)}
+_IDENTITY = {
+    "x86_64": (116, 117, 119),
+    **dict.fromkeys(("aarch64", "riscv64", "loongarch64"), (159, 147, 149)),
+    "ppc64le": (81, 164, 169),
+    "s390x": (206, 208, 210),
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -60,6 +65,19 @@ def set_file_identity(uid: int, gid: int, groups: Sequence[int]) -> None:
     _set_groups(groups)
     _libc.setfsgid(ctypes.c_uint(gid))
     _libc.setfsuid(ctypes.c_uint(uid))
+
+
+def file_identity() -> tuple[int, int]:
+    """As whom the calling thread opens files and sockets: (uid, gid)."""
+    # No id: what they return is who it is. They tell of no failure.
+    nobody = ctypes.c_uint(0xFFFFFFFF)
+    return int(_libc.setfsuid(nobody)) & 0xFFFFFFFF, int(_libc.setfsgid(nobody)) & 0xFFFFFFFF
+
+
+def set_effective_group(gid: int) -> None:
+    """Whose group the calling thread, and no other, has."""
+    keep = ctypes.c_uint(0xFFFFFFFF)
+    _check(_libc.syscall(ctypes.c_long(_identity_calls()[2]), keep, ctypes.c_uint(gid), keep))
 
 
 def set_effective_identity(uid: int, gid: int, groups: Sequence[int]) -> None:

@@ -18,6 +18,8 @@ _NETLINK_NETFILTER, _SUBSYSTEM = 12, 10 << 8
 _NEWCHAIN, _GETCHAIN, _GETRULE, _NEWSETELEM, _GETSETELEM = 3, 4, 7, 12, 13
 _NFPROTO_INET = 1
 _DROP = 0
+# NFTA_SET_ELEM_LIST_ELEMENTS.
+_ELEMENTS = 3
 
 
 class Chain(NamedTuple):
@@ -41,13 +43,12 @@ def _body(*attributes: bytes) -> bytes:
     return struct.pack("=BBH", _NFPROTO_INET, 0, 0) + b"".join(attributes)
 
 
-def see_table(name: str) -> Table | None:
-    """The `inet` table of that name in the calling thread's namespace; None if it has no chain at all."""
-    with netlink.Netlink(_NETLINK_NETFILTER) as nl:
-        # NFTA_CHAIN_TABLE and NFTA_RULE_TABLE are both 1. A kernel that ignores the filter tells of other tables, too.
-        table = netlink.attribute(1, name)
-        chains = _dump(nl, _GETCHAIN, table, f"read the chains of table inet {name}")
-        rules = _dump(nl, _GETRULE, table, f"read the rules of table inet {name}")
+def see_table(nl: netlink.Netlink, name: str) -> Table | None:
+    """The `inet` table of that name in the socket's namespace; None if it has no chain at all."""
+    # NFTA_CHAIN_TABLE and NFTA_RULE_TABLE are both 1. A kernel that ignores the filter tells of other tables, too.
+    table = netlink.attribute(1, name)
+    chains = _dump(nl, _GETCHAIN, table, f"read the chains of table inet {name}")
+    rules = _dump(nl, _GETRULE, table, f"read the rules of table inet {name}")
     if not chains:
         return None
     digest, seen = hashlib.sha256(), []
@@ -130,15 +131,15 @@ def see_chains() -> list[HostChain]:
 
 
 def connect() -> netlink.Netlink:
-    """For `has_element`. To close it waits for what a deletion has left to do, a grace period of RCU (10 ms), so it is kept."""
+    """In the calling thread's namespace. To close it waits for what a deletion has left to do, a grace period of RCU, so it is kept."""
     return netlink.Netlink(_NETLINK_NETFILTER)
 
 
 def has_element(nl: netlink.Netlink, table: str, name: str, key: bytes) -> bool:
     """Whether a set holds an element of that key, in kernel form: the kernel looks one up, however many there are."""
-    # NFTA_SET_ELEM_LIST_TABLE 1, _SET 2, _ELEMENTS 3; within, NFTA_LIST_ELEM 1, NFTA_SET_ELEM_KEY 1, NFTA_DATA_VALUE 1.
+    # NFTA_SET_ELEM_LIST_TABLE 1, _SET 2; within, NFTA_LIST_ELEM 1, NFTA_SET_ELEM_KEY 1, NFTA_DATA_VALUE 1.
     element = netlink.nested(1, netlink.nested(1, netlink.attribute(1, key)))
-    body = _body(netlink.attribute(1, table), netlink.attribute(2, name), netlink.nested(3, element))
+    body = _body(netlink.attribute(1, table), netlink.attribute(2, name), netlink.nested(_ELEMENTS, element))
     try:
         replies = nl.exchange([netlink.Message(_SUBSYSTEM | _GETSETELEM, 0, body, f"look into set {name} of table inet {table}")])
     except KernelRefused as error:
@@ -148,19 +149,49 @@ def has_element(nl: netlink.Netlink, table: str, name: str, key: bytes) -> bool:
     return any(reply.kind == _SUBSYSTEM | _NEWSETELEM and key in reply.body for reply in replies)
 
 
-def set_mentions(table: str, name: str, data: bytes) -> bool:
+def set_mentions(nl: netlink.Netlink, table: str, name: str, data: bytes) -> bool:
     """Whether any element of a set holds these bytes (none: whether it has any); libnftables would list every set of the table."""
-    with netlink.Netlink(_NETLINK_NETFILTER) as nl:
-        # NFTA_SET_ELEM_LIST_TABLE 1, _SET 2.
-        body = _body(netlink.attribute(1, table), netlink.attribute(2, name))
-        try:
-            datagrams = nl.dump(netlink.Message(_SUBSYSTEM | _GETSETELEM, 0, body, f"read set {name} of table inet {table}"))
-        except KernelRefused as error:
-            if error.errno == errno.ENOENT:
-                return False
-            raise
-    # What comes beside it is the end of the dump. An empty set is told as an empty list (attribute 3).
-    found = [
-        body for datagram in datagrams for kind, _flags, _sequence, body in netlink.messages(datagram) if kind == _SUBSYSTEM | _NEWSETELEM
+    # An empty set is told as an empty list.
+    return any(data in body and attributes.get(_ELEMENTS) for body, attributes in _elements(nl, table, name))
+
+
+def counted(nl: netlink.Netlink, table: str, name: str) -> list[tuple[bytes, int]]:
+    """(key, packets) of each element of a set that counts; the key in kernel form. None where there is no such set."""
+    found = []
+    for _body, attributes in _elements(nl, table, name):
+        for element in netlink.listed(attributes.get(_ELEMENTS, b"")):
+            told = netlink.attributes(element, 0)
+            # NFTA_SET_ELEM_KEY 1, NFTA_DATA_VALUE 1.
+            key = netlink.attributes(told.get(1, b""), 0).get(1, b"")
+            found.append((key, sum(map(_packets, _expressions(told)))))
+    return found
+
+
+def _expressions(element: dict[int, bytes]) -> list[bytes]:
+    # NFTA_SET_ELEM_EXPR 7 is one, NFTA_SET_ELEM_EXPRESSIONS 11 (Linux 5.12) is a list.
+    return [element[7]] if 7 in element else netlink.listed(element.get(11, b""))
+
+
+def _packets(expression: bytes) -> int:
+    # NFTA_EXPR_NAME 1, _DATA 2; NFTA_COUNTER_BYTES 1, _PACKETS 2.
+    told = netlink.attributes(expression, 0)
+    packets = netlink.attributes(told.get(2, b""), 0).get(2, b"") if told.get(1) == b"counter\0" else b""
+    return int.from_bytes(packets, "big")
+
+
+def _elements(nl: netlink.Netlink, table: str, name: str) -> list[tuple[bytes, dict[int, bytes]]]:
+    # NFTA_SET_ELEM_LIST_TABLE 1, _SET 2.
+    asked = _body(netlink.attribute(1, table), netlink.attribute(2, name))
+    try:
+        datagrams = nl.dump(netlink.Message(_SUBSYSTEM | _GETSETELEM, 0, asked, f"read set {name} of table inet {table}"))
+    except KernelRefused as error:
+        if error.errno == errno.ENOENT:
+            return []
+        raise
+    # What comes beside it is the end of the dump.
+    return [
+        (body, netlink.attributes(body, 4))
+        for datagram in datagrams
+        for kind, _flags, _sequence, body in netlink.messages(datagram)
+        if kind == _SUBSYSTEM | _NEWSETELEM
     ]
-    return any(data in body and netlink.attributes(body, 4).get(3) for body in found)

@@ -88,10 +88,13 @@ class _There:
 
     def __init__(self, helper: Elsewhere) -> None:
         self._helper = helper
+        # Before anything can fail: it is closed when this goes.
+        self._netns = -1
         self._netns = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        os.close(self._netns)
+        if self._netns >= 0:
+            os.close(self._netns)
 
     def run(self, text: str, *, as_json: bool) -> tuple[int, str, str]:
         return self._helper.run(self._netns, text, as_json=as_json)

@@ -109,6 +109,12 @@ def _stat(pid: int) -> list[str] | None:
     return text[text.rindex(")") + 2 :].split(" ")
 
 
+def lives(pid: int) -> bool:
+    """Whether it is there and has not ended: one that waits to be waited for has."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in ("Z", "X")
+
+
 def children(pid: int) -> list[int]:
     """The children of a process's main thread (CONFIG_PROC_CHILDREN), oldest first."""
     with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sealnet.errors import KernelRefused
 from sealnet.kernel import netlink
 
-_NETLINK_SOCK_DIAG, _BY_FAMILY, _DESTROY = 4, 20, 21
+_NETLINK_SOCK_DIAG, _OF_BOTH, _BY_FAMILY, _DESTROY = 4, 18, 20, 21
 _AF_INET, _AF_INET6, _TCP = 2, 10, 6
 _LISTEN, _CLOSE_WAIT = 10, 8
 # INET_DIAG_REQ_BYTECODE; INET_DIAG_BC_JMP, INET_DIAG_BC_D_COND (linux/inet_diag.h).
@@ -89,7 +89,23 @@ def _connected(addresses: Sequence[IPv4Address]) -> list[bytes]:
         code = struct.pack("=BBH", _DST, length, length + 4) + condition + jump + code
     filters = netlink.attribute(_BYTECODE, code)
     # For IPv6 sockets the kernel compares an IPv4 condition with the mapped address (inet_diag_bc_run).
+    try:
+        return _dump_both(filters)
+    except KernelRefused as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP):
+            raise
     return [body for family in (_AF_INET, _AF_INET6) for body in _dump_family(family, _LIVE, filters, 0)]
+
+
+def _dump_both(filters: bytes) -> list[bytes]:
+    """The live sockets of both families, by the request of before sock_diag: the only one that goes through the kernel's table once for
+    both (1 ms where that has a quarter of a million places).
+    """
+    # struct inet_diag_req: family, lengths, ext, then inet_diag_sockid, states, dbs. The family is not looked at (inet_diag_dump_compat()).
+    body = bytes(4) + bytes(40) + b"\xff" * 8 + struct.pack("=II", _LIVE, 0)
+    with netlink.Netlink(_NETLINK_SOCK_DIAG) as nl:
+        datagrams = nl.dump(netlink.Message(_OF_BOTH, 0, body + filters, "list TCP sockets"))
+    return [reply for datagram in datagrams for kind, _flags, _sequence, reply in netlink.messages(datagram) if kind == _OF_BOTH]
 
 
 def connected(addresses: Sequence[IPv4Address]) -> list[IPv4Address]:

@@ -88,16 +88,17 @@ def _locked_down(seen: Seen) -> list[str]:
 
 
 def render_command(
-    plan: Plan, cgroup: str, word: str, fds: Fds, variables: Mapping[str, str], tools: Tools, *, controlling_terminal: bool
+    plan: Plan, cgroup: str | None, fds: Fds, variables: Mapping[str, str], tools: Tools, *, controlling_terminal: bool
 ) -> list[str]:
-    """`sh ... bwrap --args FD -- setsid ... setpriv ... env ... COMMAND`.
+    """`bwrap --args FD -- setsid ... setpriv ... env ... COMMAND`, by a shell that joins the `cgroup` first, where there is one.
 
     The payload leads a session of its own, without a terminal or with the run's own on its standard input: it shares none with the
     caller, and its process group holds nothing but what it started.
     """
     user = plan.user
     groups = ["--groups", ",".join(map(str, user.groups))] if user.groups else ["--clear-groups"]
-    command = [tools.sh, "-c", JOIN, "sealnet", cgroup, word, tools.bwrap, "--args", str(fds.args), "--"]
+    command = [] if cgroup is None else [tools.sh, "-c", JOIN, "sealnet", cgroup]
+    command += [tools.bwrap, "--args", str(fds.args), "--"]
     command += [tools.setsid, *(["--ctty"] if controlling_terminal else [])]
     command += [tools.setpriv, "--reuid", str(user.uid), "--regid", str(user.gid), *groups]
     command += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]
@@ -115,6 +116,10 @@ def render_command(
 CHAIN = ("bwrap", "setsid", "setpriv", "env")
 
 
+# Of these, bwrap's child is root's when it has executed so many: it is about to be setpriv(1).
+AS_ROOT = 2
+
+
 def executions(plan: Plan) -> int:
     """How many programs bwrap's child executes, the payload's the last: setsid, setpriv, env, and a shell where env would misread it."""
     return 5 if _is_misread(plan) else 4
@@ -125,7 +130,5 @@ def _is_misread(plan: Plan) -> bool:
     return "=" in plan.argv[0] or plan.argv[0] == "-"
 
 
-# Joins the cgroup, waits for the word, then becomes bwrap. When sealnet goes away, the pipe comes to its end and nothing is started.
-JOIN = 'echo 0 >"$1/cgroup.procs" || exit 125; read -r _ <"$2" || exit 125; shift 2; exec "$@"'
-# One for the shell, which reads a line; one for bwrap, which reads a byte.
-GO = b"\n"
+# Joins the cgroup, then becomes bwrap.
+JOIN = 'echo 0 >"$1/cgroup.procs" || exit 125; shift; exec "$@"'

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sealnet.errors import UsageError
 from sealnet.model import environment
-from sealnet.model.argv import JOIN, Fds
+from sealnet.model.argv import Fds
 
 _HINT = "sealnet build [OPTIONS] -- [BUILDAH-BUD-OPTIONS] CONTEXT"
 _SHORT = {"-t": "--tag", "-f": "--file", "-q": "--quiet"}
@@ -153,12 +153,10 @@ def shown(words: Sequence[str]) -> list[str]:
     return sorted({words[-1], *map(posixpath.dirname, files)})
 
 
-def render_command(
-    words: Sequence[str], cgroup: str, word: str, fds: Fds, variables: Mapping[str, str], tools: Tools, *, controlling_terminal: bool
-) -> list[str]:
-    """`sh ... bwrap --args FD -- setsid setpriv sh ... buildah ... bud ... CONTEXT`; `words` are checked ones."""
+def render_command(words: Sequence[str], fds: Fds, variables: Mapping[str, str], tools: Tools, *, controlling_terminal: bool) -> list[str]:
+    """`bwrap --args FD -- setsid setpriv sh ... buildah ... bud ... CONTEXT`; `words` are checked ones."""
     *options, context = words
-    command = [tools.sh, "-c", JOIN, "sealnet", cgroup, word, tools.bwrap, "--args", str(fds.args), "--"]
+    command = [tools.bwrap, "--args", str(fds.args), "--"]
     command += [tools.setsid, *(["--ctty"] if controlling_terminal else [])]
     command += [tools.setpriv, "--no-new-privs", f"--bounding-set={','.join(f'-{name}' for name in _UNBOUND)}", "--inh-caps=-all"]
     command += [tools.sh, "-c", ENTER, "sealnet", tools.buildah]

@@ -9,6 +9,7 @@ from typing import Any
 
 from sealnet.errors import NotPermitted, UsageError
 from sealnet.model.plan import Bind, Plan, profile_words
+from sealnet.model.view import is_systems
 
 MOST_FDS = 64
 _MOST_BINDS = MOST_FDS - 4
@@ -26,11 +27,6 @@ _SAME = (
     "run_id", "network", "lease_port", "broker", "allow", "allow_private", "allow_unenforced_egress", "broker_env", "pass_env", "bind",
     "ro_bind", "tmpfs", "chdir", "user", "timeout_s", "grace_s", "fallback", "allow_userns", "preflight", "on_tamper",
 )  # fmt: skip
-
-# What executes as root in the payload's file system, before it becomes the payload, reads here: loader, libraries, accounts, name services'
-# sockets (an nscd of the caller's own could tell it that the caller is root).
-_SYSTEM = frozenset("bin boot dev etc gnu lib lib32 lib64 libx32 lost+found nix opt proc run sbin snap sys usr var".split())
-_OPEN = ("/var/tmp",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +94,6 @@ def require_own_places(plan: Plan, peer: Peer) -> None:
     for dest in plan.tmpfs:
         if is_systems(dest):
             raise _not_there("--tmpfs", dest)
-
-
-def is_systems(path: str) -> bool:
-    """Whether root's programs could read something at `path` or below before they have become the payload."""
-    if any(path == place or path.startswith(f"{place}/") for place in _OPEN):
-        return False
-    return path.split("/")[1] in _SYSTEM
 
 
 def _not_there(option: str, what: Bind | str) -> NotPermitted:

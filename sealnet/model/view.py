@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from sealnet.model.plan import Plan
+from sealnet.model.plan import Plan, profile_places
 
 
 class Kind(enum.Enum):
@@ -41,6 +41,25 @@ _CWD_NEVER_BOUND = frozenset(
 def cwd_is_bound(cwd: str, *, is_shared: bool = True) -> bool:
     """A system directory, and one that is not shared, is entered as it stands in the view; any other is the payload's to write."""
     return is_shared and cwd not in _CWD_NEVER_BOUND and not cwd.startswith(("/dev/", "/proc/", "/sys/"))
+
+
+# What executes as root in the payload's file system, before it becomes the payload, reads here: loader, libraries, accounts, name services'
+# sockets (an nscd of the caller's own could tell it that the caller is root).
+_SYSTEM = frozenset("bin boot dev etc gnu lib lib32 lib64 libx32 lost+found nix opt proc run sbin snap sys usr var".split())
+_OPEN = ("/var/tmp",)
+
+
+def is_systems(path: str) -> bool:
+    """Whether root's programs could read something at `path` or below before they have become the payload."""
+    if any(path == place or path.startswith(f"{place}/") for place in _OPEN):
+        return False
+    return path.split("/")[1] in _SYSTEM
+
+
+def replaces_programs(plan: Plan) -> bool:
+    """Whether something of somebody's own may stand where those programs are, or what they read."""
+    others = [*(bind.dest for bind in plan.binds if bind.dest != bind.source), *plan.tmpfs]
+    return any(map(is_systems, [*others, *(dest for dest, _source in profile_places(plan.bwrap_args))]))
 
 
 def layout(plan: Plan) -> tuple[Step, ...]:

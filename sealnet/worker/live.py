@@ -83,7 +83,13 @@ class Live:
         async with self._one:
             # Once it is gone, the number of its namespace may be another's.
             if not self._is_gone:
-                await self._work(self.run.kill)
+                await self._work(self._kill)
+
+    def _kill(self) -> None:
+        self.run.kill(own=True)
+        if not self.run.has_ended:
+            # Somebody has moved bwrap elsewhere. Whoever is in its namespace beside it is ended by the teardown.
+            self.run.kill()
 
     async def freeze(self, *, frozen: bool) -> None:
         """Halt every process of it, or let them go on."""

@@ -260,10 +260,12 @@ class Runs:
             run.before_end, run.at_end = evidence.finish, evidence.close
         try:
             run.release()
-            if durable is not None and run.inside is not None and run.seal_stands:
-                # Nothing needs its thread any more; what dies with its parent dies with that.
-                inside, run.inside = run.inside, Visit(run.inside.fd)
-                inside.close()
+            if durable is not None and run.starter is not None:
+                # Nothing needs its threads any more; what dies with its parent dies with one of them.
+                run.starter.close()
+                if run.inside is not None and run.seal_stands:
+                    inside, run.inside = run.inside, Visit(run.inside.fd)
+                    inside.close()
             # They stand in the record's receipt, and there are a thousand runs, each of which may have been asked for in a megabyte.
             if evidence is None:
                 run.checks.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 
 from sealnet import prove, request, running
 from sealnet.errors import CannotSeal, NoBroker, NotSealed
-from sealnet.kernel import cgroup, ends, firststep, identity, libc
+from sealnet.kernel import attempts, cgroup, ends, identity, libc, process, starter
 from sealnet.kernel.attempts import Attempt, StandIn
 from sealnet.kernel.ends import End
 from sealnet.kernel.host import Host
@@ -254,7 +253,7 @@ def test_where_nothing_may_be_held_the_payload_is_looked_at_as_it_runs(place: Pl
 
 def test_a_payload_that_is_never_seen_is_refused_where_it_cannot_be_held(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not held, and not looked at: it would run unproved."""
-    monkeypatch.setattr(running, "FirstStep", _refuse)
+    monkeypatch.setattr(starter, "FirstStep", _refuse)
     monkeypatch.setattr(running, "_UNHELD_S", 0.3)
     with place.launch(None) as run:
         monkeypatch.setattr(run, "payload_pid", lambda: None)
@@ -267,7 +266,13 @@ def _refuse(*_: Any) -> None:
     raise PermissionError(1, "Operation not permitted")
 
 
-MOMENTS = ("as it sets itself up", "while it is looked at", "its init, at its birth", "its init, before it is known")
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+MOMENTS = (
+    "as it sets itself up", "while it is looked at", "its init, at its birth", "its init, before it is known", "while the seal is proved",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -277,14 +282,17 @@ def test_what_is_killed_while_it_is_held_ends_as_killed(place: Place, monkeypatc
     def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         # For ptrace(2) it is gone when it has woken up.
-        lab.wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "t", what="it is no longer held")
+        lab.wait_for(lambda: _state_of(pid) != "t", what="it is no longer held")
 
     real_ptrace, real_message, real_read = libc.ptrace, libc.ptrace_event_message, identity.read
-    with monkeypatch.context() as patch, place.launch(None) as run:
+    with monkeypatch.context() as patch:
         asked: Counter[tuple[int, bool]] = Counter()
+        init: list[int] = []
 
         def ptrace(request_: int, pid: int, data: int = 0) -> None:
-            asked[request_, pid == run.init_pid] += 1
+            # PTRACE_SEIZE.
+            init.extend([pid] if request_ == 0x4206 else [])
+            asked[request_, pid == init[0]] += 1
             # PTRACE_CONT of the payload, the second time after it was born; PTRACE_DETACH of its parent.
             if (moment == MOMENTS[0] and asked[7, False] == 3) or (moment == MOMENTS[2] and asked[17, True] == 1):
                 kill(pid)
@@ -305,31 +313,40 @@ def test_what_is_killed_while_it_is_held_ends_as_killed(place: Place, monkeypatc
         patch.setattr(libc, "ptrace", ptrace)
         patch.setattr(libc, "ptrace_event_message", message)
         patch.setattr(running.identity, "read", read)
-        run.release()
+        with place.launch(None) as run:
+            if moment == MOMENTS[4]:
+                lab.wait_for(lambda: process.executable(run.payload_pid() or 0) == "setpriv", what="it is held")
+                pid = run.payload_pid() or 0
+                kill(pid)
+                lab.wait_for(lambda: _state_of(pid) == "Z", what="it is dead")
+            run.release()
 
-        if moment.startswith("its init"):
-            with pytest.raises(CannotSeal, match="bwrap failed with status 137"):
-                run.wait(60)
-        else:
-            assert run.wait(60) == 137
-        assert run.receipt.verdict == ("severed" if moment == MOMENTS[1] else "inconclusive")
+            if moment.startswith("its init"):
+                with pytest.raises(CannotSeal, match="bwrap failed with status 137"):
+                    run.wait(60)
+            else:
+                assert run.wait(60) == 137
+            assert run.receipt.verdict == ("severed" if moment == MOMENTS[1] else "inconclusive")
     assert place.host.left_over() == []
 
 
 def test_what_does_not_come_to_its_start_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread's waitpid(-1) may take a stop that the hold waits for."""
     real, stolen = os.waitpid, threading.Event()
+    init: list[int] = []
 
     def waitpid(pid: int, options: int) -> tuple[int, int]:
-        if pid != run.init_pid and options & 0x40000000 and not stolen.is_set():
-            real(pid, options)
-            stolen.set()
+        if options & 0x40000000:
+            init.append(pid)
+            if pid != init[0] and not stolen.is_set():
+                real(pid, options)
+                stolen.set()
         return real(pid, options)
 
-    with monkeypatch.context() as patch, place.launch(None) as run:
-        patch.setattr(firststep, "_WITHIN_S", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(starter, "_WITHIN_S", 0.5)
         patch.setattr(os, "waitpid", waitpid)
-        with pytest.raises(CannotSeal, match=r"did not come there within 0\.5 s"):
+        with place.launch(None) as run, pytest.raises(CannotSeal, match=r"did not come there within 0\.5 s"):
             run.release()
     assert place.host.left_over() == []
     with place.launch(None) as run:
@@ -452,17 +469,17 @@ def test_a_broker_that_may_still_come_leaves_the_proof_inconclusive(place: Place
     jsonschema.validate(told, SCHEMA)
 
 
-def test_a_stand_in_that_died_proves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stand_in_that_is_gone_proves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     real = prove.stand_in
 
-    def dead(*arguments: Any, **options: Any) -> StandIn:
+    def gone(*arguments: Any, **options: Any) -> StandIn:
         made = real(*arguments, **options)
-        os.kill(made._pid, signal.SIGKILL)
+        made.close()
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(prove, "stand_in", dead)
-        with pytest.raises(NotSealed, match="has ended without a word"):
+        patch.setattr(prove, "stand_in", gone)
+        with pytest.raises(NotSealed, match="the thread that was to try has ended"):
             place.launch(None)
     assert place.host.left_over() == []
     with place.launch(None) as run:
@@ -472,117 +489,128 @@ def test_a_stand_in_that_died_proves_nothing(place: Place, monkeypatch: pytest.M
 # The stand-in
 
 
-def test_the_stand_in_is_to_the_kernel_what_the_payload_is(place: Place) -> None:
+def test_the_stand_in_is_to_the_network_what_the_payload_is(place: Place) -> None:
     with place.launch(None) as run:
         run.release()
         payload = identity.read(run.payload_pid() or 0)
         assert run.inside is not None
         with prove.stand_in(run.inside, run.plan.user, allow_userns=False) as stand_in:
             assert stand_in.make([]) == []
-            found = identity.read(stand_in._pid)
+            found = identity.read(_thread(stand_in))
+            assert stand_in._inside is not None
+            owner = stand_in._inside.call(_owner_of_a_socket)
 
-    assert found == payload._replace(groups=found.groups)
+    # Of the others are root's: no rule of the network's asks for them.
+    assert found == payload._replace(groups=found.groups, uids=(0, 0, 0, payload.uids[3]), gids=(0, payload.gids[1], 0, payload.gids[3]))
+    assert owner == (payload.uids[0], payload.gids[0])
     assert set(payload.groups) - {payload.gids[0]} == set(found.groups) - {payload.gids[0]}
 
 
-def test_the_stand_in_dies_with_who_made_it(place: Place) -> None:
-    """A SIGKILL to sealnet leaves nobody behind in the run's namespace."""
-    user = request.plan(["true"], user="nobody", cwd="/", environ={}).user
-    read, write = os.pipe()
-    maker = os.fork()
-    if maker == 0:
-        os.write(write, str(StandIn(user, filter_for(user, allow_userns=False))._pid).encode())
-        signal.pause()
-    os.close(write)
-    made = os.pidfd_open(int(os.read(read, 20)))
-    os.close(read)
-
-    os.kill(maker, signal.SIGKILL)
-    os.waitpid(maker, 0)
-
-    lab.wait_for(lambda: threading.Event().wait(0.01) or _has_ended(made), what="the stand-in has ended")
-    os.close(made)
+def _thread(stand_in: StandIn) -> int:
+    assert stand_in._inside is not None
+    return stand_in._inside.call(threading.get_native_id)
 
 
-def _has_ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+def _owner_of_a_socket() -> tuple[int, int]:
+    """By which `meta skuid`, `ip rule uidrange` and the like tell whose it is."""
+    with socket.socket() as sock:
+        found = os.fstat(sock.fileno())
+        return found.st_uid, found.st_gid
+
+
+def test_what_a_stand_in_has_taken_on_ends_with_it(place: Place) -> None:
+    before = identity.read(os.getpid())
+    with place.launch(None) as run:
+        assert run.inside is not None
+        with prove.stand_in(run.inside, run.plan.user, allow_userns=False) as stand_in:
+            assert stand_in.make([]) == []
+            assert run.inside.call(_owner_of_a_socket) == (0, 0)
+    assert identity.read(os.getpid()) == before
+    assert _owner_of_a_socket() == (0, 0)
 
 
 @pytest.fixture
 def nobody() -> Iterator[StandIn]:
-    user = request.plan(["true"], user="nobody", cwd="/", environ={}).user
-    with StandIn(user, filter_for(user, allow_userns=False)) as stand_in:
+    with a_stand_in() as stand_in:
         assert stand_in.make([]) == []
         yield stand_in
 
 
-def test_the_stand_in_holds_nothing_of_the_programs(host: lab.Host) -> None:
-    """Its end of a pipe, and its locks, are for others to wait for; and a user's process is no place for descriptors of root's."""
-    read, write = os.pipe()
+@contextlib.contextmanager
+def a_stand_in() -> Iterator[StandIn]:
+    """Where this thread is."""
     user = request.plan(["true"], user="nobody", cwd="/", environ={}).user
-    with StandIn(user, filter_for(user, allow_userns=False)) as stand_in:
-        os.close(write)
+    with open("/proc/thread-self/ns/net") as here, StandIn(here.fileno(), user, filter_for(user, allow_userns=False)) as stand_in:
         assert stand_in.make([]) == []
-
-        assert select.select([read], [], [], 1)[0]
-        assert len(os.listdir(f"/proc/{stand_in._pid}/fd")) == 1
-    os.close(read)
+        yield stand_in
 
 
-@pytest.mark.parametrize("call", ["fork", "pidfd_open"])
-def test_where_no_stand_in_can_be_had_nothing_runs(place: Place, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """At a limit of processes or descriptors."""
+@pytest.mark.parametrize("lacking", ["thread", "descriptor"])
+def test_where_no_stand_in_can_be_had_nothing_runs(place: Place, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
     with place.launch(None) as run:
         assert run.inside is not None
         before = descriptors()
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, _no_more)
-            with pytest.raises(
-                CannotSeal, match="cannot start a process that tries what a payload could: Resource temporarily unavailable"
-            ):
+            if lacking == "thread":
+                patch.setattr(threading.Thread, "start", _no_thread)
+                why = "can't start new thread"
+            else:
+                patch.setattr(os, "open", _no_more)
+                why = "Resource temporarily unavailable"
+            with pytest.raises(CannotSeal, match=f"cannot start a thread that tries what a payload could: {why}"):
                 prove.stand_in(run.inside, run.plan.user, allow_userns=False)
         assert descriptors() == before
         with prove.stand_in(run.inside, run.plan.user, allow_userns=False) as stand_in:
             assert stand_in.make([]) == []
 
 
+def _no_thread(_self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def _no_more(*_: Any) -> int:
     raise BlockingIOError(11, "Resource temporarily unavailable")
 
 
-def test_a_signal_to_the_stand_in_is_none_to_the_program(host: lab.Host) -> None:
-    """Its user may signal it; the program's handlers, and the descriptor that wakes asyncio's loop up, are not for that user."""
-    read, write = os.pipe2(os.O_NONBLOCK)
-    told: list[int] = []
-    handler, before = signal.signal(signal.SIGUSR1, lambda *_: told.append(os.getpid())), signal.set_wakeup_fd(write)
-    try:
-        user = request.plan(["true"], user="nobody", cwd="/", environ={}).user
-        with StandIn(user, filter_for(user, allow_userns=False)) as stand_in:
-            os.kill(stand_in._pid, signal.SIGUSR1)
-            assert stand_in.make([]) == []
-            with pytest.raises(BlockingIOError):
-                os.read(read, 1)
-            assert told == []
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert os.read(read, 1) == bytes([signal.SIGUSR1])
-        assert told == [os.getpid()]
-    finally:
-        signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGUSR1, handler)
-        os.close(read)
-        os.close(write)
+REACHES = (
+    ("kill", "-USR1"), ("kill", "-STOP"), ("prlimit", "--nofile=0:0", "--pid"), ("ls", "-l", "/proc/{}/fd"), ("renice", "-n", "19", "-p"),
+    ("chrt", "--idle", "--pid", "0"), ("taskset", "--pid", "1"),
+)  # fmt: skip
 
 
-def test_only_what_came_to_the_door_was_refused(host: lab.Host, nobody: StandIn) -> None:
-    """Whoever has the payload's user may take the stand-in's descriptors away (prlimit(2)): then it has tried nothing."""
+@pytest.mark.parametrize("command", REACHES)
+def test_its_user_has_no_hand_on_the_stand_in(host: lab.Host, nobody: StandIn, command: tuple[str, ...]) -> None:
+    """Whatever reaches one thread of a program reaches all of it."""
+    words = [word.format(_thread(nobody)) for word in command]
+    words += [] if words != list(command) else [str(_thread(nobody))]
+    # A process of that user's own, as the control.
+    with subprocess.Popen(["/bin/sleep", "60"], user="nobody", group="nogroup", extra_groups=[]) as own:
+        hers = [str(own.pid) if word == str(_thread(nobody)) else word.replace(str(_thread(nobody)), str(own.pid)) for word in words]
+        # Until it has been executed, what it holds is still the program's.
+        lab.wait_for(lambda: process.executable(own.pid) == "sleep", what="it is there")
+        control = subprocess.run(hers, user="nobody", group="nogroup", extra_groups=[], capture_output=True, text=True)
+        own.kill()
+    refused = subprocess.run(words, user="nobody", group="nogroup", extra_groups=[], capture_output=True, text=True)
+
+    assert (control.returncode, refused.returncode != 0) == (0, True), (control, refused)
+    assert "Operation not permitted" in refused.stderr or "Permission denied" in refused.stderr
+    assert nobody.make([]) == []
+
+
+def test_only_what_came_to_the_door_was_refused(host: lab.Host, nobody: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor it has tried nothing."""
     there = Attempt("tcp", ("127.0.0.1", 4001), 0.2)
-    (refused,) = nobody.make([there])
-    command = ["/usr/bin/prlimit", f"--pid={nobody._pid}", "--nofile=0:0"]
-    subprocess.run(command, user="nobody", group="nogroup", extra_groups=[], check=True)
-    (untried,) = nobody.make([there])
+    (refused,) = nobody.make([there])  # type: ignore[misc]
+    with monkeypatch.context() as patch:
+        patch.setattr(attempts.socket, "socket", _no_descriptor)
+        (untried,) = nobody.make([there])  # type: ignore[misc]
 
     assert (str(refused), refused.refused) == ("Connection refused", True)
     assert (str(untried), untried.refused) == ("Too many open files", False)
+
+
+def _no_descriptor(*_: Any) -> None:
+    raise OSError(24, "Too many open files")
 
 
 def test_an_end_that_cannot_be_had_is_not_taken_for_none(place: Place) -> None:
@@ -606,8 +634,7 @@ def test_silence_is_no_refusal(place: Place) -> None:
     """An address that drops what it gets, beside one that refuses."""
     place.host.run("nft", "table inet quiet { chain input { type filter hook input priority 0; tcp dport 4000 drop; }; }")
     place.host.settled()
-    user = request.plan(["true"], user="nobody", cwd="/", environ={}).user
-    with StandIn(user, filter_for(user, allow_userns=False)) as stand_in:
+    with a_stand_in() as stand_in:
         silent, refused = stand_in.make([Attempt("tcp", ("127.0.0.1", 4000), 0.2), Attempt("tcp", ("127.0.0.1", 4001), 0.2)])
 
     assert not silent.refused

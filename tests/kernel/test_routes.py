@@ -333,7 +333,12 @@ class Scripted:
         self._left = [d[:8] + struct.pack("=I", sequence) + d[12:] for d in next(self._dumps)]
         return len(request)
 
-    def recv(self, _size: int) -> bytes:
+    def recv_into(self, place: memoryview) -> int:
+        datagram = self._next()
+        place[: len(datagram)] = datagram
+        return len(datagram)
+
+    def _next(self) -> bytes:
         return self._left.pop(0)
 
 

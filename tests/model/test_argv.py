@@ -14,7 +14,6 @@ from tests.golden import assert_golden, lines_of
 from tests.model.build import NOBODY, a_plan
 
 GOLDEN = Path(__file__).with_name("golden")
-WORD = "/proc/7/fd/17"
 FDS = Fds(args=11, info=12, status=13, block=14, alive=15, seccomp=16)
 ROOT = "/run/sealnet/stage/root"
 DEV = "/run/sealnet/stage/dev1"
@@ -56,8 +55,8 @@ def options(plan: Plan, seen: Seen = WHOLE, *, die_with_parent: bool = True) -> 
     return argv.render_options(plan, ROOT, DEV, seen, FDS, told(plan), die_with_parent=die_with_parent)
 
 
-def command(plan: Plan, *, controlling_terminal: bool = False) -> list[str]:
-    return argv.render_command(plan, CGROUP, WORD, FDS, told(plan), TOOLS, controlling_terminal=controlling_terminal)
+def command(plan: Plan, *, cgroup: str | None = None, controlling_terminal: bool = False) -> list[str]:
+    return argv.render_command(plan, cgroup, FDS, told(plan), TOOLS, controlling_terminal=controlling_terminal)
 
 
 def at(words: list[str], *run: str) -> int:
@@ -133,6 +132,14 @@ def test_bwrap_keeps_the_capabilities_that_setpriv_needs_and_no_other() -> None:
 def test_a_user_without_groups_gets_none_of_the_callers() -> None:
     assert "--clear-groups" in command(SEALED)
     assert at(command(SEVERED), "--groups", "0")
+
+
+def test_where_nothing_else_moves_it_a_shell_joins_the_cgroup_first() -> None:
+    joined = command(SEVERED, cgroup=CGROUP)
+
+    assert joined[:5] == [TOOLS.sh, "-c", argv.JOIN, "sealnet", CGROUP]
+    assert joined[5:] == command(SEVERED)
+    assert command(SEVERED)[0] == TOOLS.bwrap
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sealnet.errors import UsageError
-from sealnet.model import argv, buildargv, environment
+from sealnet.model import buildargv, environment
 from sealnet.model.argv import Fds
 from sealnet.model.buildargv import Tools, checked
 from tests.golden import assert_golden, lines_of
@@ -53,8 +53,7 @@ def test_a_callers_words_are_made_plain() -> None:
 
 
 def test_the_whole_command_line_is_pinned() -> None:
-    word = "/proc/7/fd/17"
-    command = buildargv.render_command(CHECKED, "/sys/fs/cgroup/sealnet/run-1", word, FDS, VARIABLES, TOOLS, controlling_terminal=True)
+    command = buildargv.render_command(CHECKED, FDS, VARIABLES, TOOLS, controlling_terminal=True)
     options = buildargv.render_options("/run/sealnet/stage/root", "/run/sealnet/stage/dev1", FDS, VARIABLES, die_with_parent=True)
 
     assert_golden(GOLDEN / "build.txt", lines_of(command))
@@ -62,8 +61,8 @@ def test_the_whole_command_line_is_pinned() -> None:
 
 
 def test_what_is_sealnets_own_stands_in_every_command_line_whatever_the_words() -> None:
-    bare = buildargv.render_command(("/context",), "/cgroup", "/word", FDS, buildargv.VARIABLES, TOOLS, controlling_terminal=False)
-    full = buildargv.render_command(CHECKED, "/cgroup", "/word", FDS, VARIABLES, TOOLS, controlling_terminal=False)
+    bare = buildargv.render_command(("/context",), FDS, buildargv.VARIABLES, TOOLS, controlling_terminal=False)
+    full = buildargv.render_command(CHECKED, FDS, VARIABLES, TOOLS, controlling_terminal=False)
 
     for command in (bare, full):
         builder = command[command.index(TOOLS.buildah) :]
@@ -86,7 +85,7 @@ def test_the_bounding_set_has_nothing_that_changes_a_network() -> None:
     for name, bit in {"NET_ADMIN": 12, "NET_RAW": 13, "SYS_MODULE": 16, "SYS_RAWIO": 17, "BPF": 39}.items():
         assert not buildargv.BOUNDING >> bit & 1
         assert name not in buildargv.CAPABILITIES
-    dropped = buildargv.render_command(("/c",), "/cgroup", "/word", FDS, {}, TOOLS, controlling_terminal=False)
+    dropped = buildargv.render_command(("/c",), FDS, {}, TOOLS, controlling_terminal=False)
     words = next(word for word in dropped if word.startswith("--bounding-set=")).partition("=")[2].split(",")
     assert {word[1:].upper() for word in words}.isdisjoint(buildargv.CAPABILITIES)
     # linux/capability.h: 41 of them up to CAP_CHECKPOINT_RESTORE.
@@ -138,9 +137,3 @@ def test_a_request_that_is_none_is_refused(words: list[str], said: str) -> None:
 
 def test_a_value_that_looks_like_an_option_stays_a_value() -> None:
     assert checked(["--label", "--network=host", "/c"], cwd="/w") == ("--label=--network=host", "/c")
-
-
-def test_a_held_builder_waits_for_the_same_words_as_a_payload() -> None:
-    command = buildargv.render_command(("/c",), "/cgroup", "/word", FDS, {}, TOOLS, controlling_terminal=False)
-
-    assert command[:3] == [TOOLS.sh, "-c", argv.JOIN]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sealnet.model.plan import Bind
-from sealnet.model.view import Kind, Step, cwd_is_bound, layout
+from sealnet.model.view import Kind, Step, cwd_is_bound, layout, replaces_programs
 from tests.golden import assert_golden
 from tests.model.build import a_plan
 
@@ -64,3 +65,22 @@ def test_a_directory_below_proc_or_sys_is_never_bound(cwd: str) -> None:
 def test_any_other_working_directory_is_the_payloads_to_write(cwd: str) -> None:
     assert cwd_is_bound(cwd)
     assert Step(Kind.BIND, cwd, cwd, sockets=False) in layout(replace(PLAN, cwd=cwd))
+
+
+@pytest.mark.parametrize(
+    ("options", "replaces"),
+    [
+        ({}, False),
+        ({"binds": (Bind(source="/srv/tools", dest="/mnt/tools", writable=False),)}, False),
+        # What stands at its own place is the host's.
+        ({"binds": (Bind(source="/usr/local", dest="/usr/local", writable=True),)}, False),
+        ({"binds": (Bind(source="/srv/image/usr", dest="/usr", writable=False),)}, True),
+        ({"binds": (Bind(source="/srv/preload", dest="/etc/ld.so.preload", writable=False),)}, True),
+        ({"tmpfs": ("/scratch", "/var/tmp/x")}, False),
+        ({"tmpfs": ("/lib",)}, True),
+        ({"bwrap_args": ("--tmpfs", "/opt/x")}, True),
+        ({"bwrap_args": ("--hostname", "box")}, False),
+    ],
+)
+def test_what_may_stand_where_roots_programs_are_is_known(options: dict[str, Any], replaces: bool) -> None:
+    assert replaces_programs(a_plan(**options)) is replaces

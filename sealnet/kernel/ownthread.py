@@ -1,0 +1,80 @@
+"""A thread to have functions run in, for what the kernel knows of each thread by itself: namespaces, identity, whom it traces."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """A result that there will be."""
+
+    def __init__(self) -> None:
+        self._told = threading.Lock()
+        self._told.acquire()
+        self._result: tuple[Any, BaseException | None] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._result is not None
+
+    def tell(self, found: Any, error: BaseException | None = None) -> None:
+        self._result = found, error
+        self._told.release()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Raises what the function raises, and TimeoutError. It may be waited for again, also where a signal's handler has raised."""
+        if self._result is None:
+            self._told.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        if self._result is None:
+            raise TimeoutError
+        found, error = self._result
+        if error is not None:
+            raise error
+        return found  # type: ignore[no-any-return]
+
+
+class OwnThread:
+    """`call` runs a function there and hands back its result."""
+
+    def __init__(self, name: str) -> None:
+        """Raises OSError where no thread can be had."""
+        self._queue: queue.SimpleQueue[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise BlockingIOError(errno.EAGAIN, str(error)) from error
+
+    def _live(self) -> None:
+        while (item := self._queue.get()) is not None:
+            pending, function, arguments = item
+            try:
+                pending.tell(function(*arguments))
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller of `call`, whatever it is
+                pending.tell(None, error)
+            # Locals would keep the namespace's sockets alive until the next call.
+            del item, pending, function, arguments
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        return self.begin(function, *arguments).wait()
+
+    def begin(self, function: Callable[..., T], *arguments: Any) -> Pending[T]:
+        """The same, but what is returned waits for the result."""
+        # concurrent.futures would do the same, and cost 10 ms of imports (logging) at every start.
+        pending: Pending[T] = Pending()
+        self._queue.put((pending, function, arguments))
+        return pending
+
+    def end(self) -> bool:
+        """End the thread, once it has done what it was given; whether it had not ended before."""
+        if not self._thread.is_alive():
+            return False
+        self._queue.put(None)
+        self._thread.join()
+        return True

@@ -1,0 +1,271 @@
+"""bwrap goes as far as the payload's first instruction while the seal is built: nothing of the payload runs before it is let go."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealnet import request, spawn
+from sealnet.errors import CannotSeal, Interrupted, KernelRefused, NotSealed
+from sealnet.kernel import cgroup, identity, process, sockets, starter
+from sealnet.kernel.host import Host
+from sealnet.launch import launch
+from sealnet.model import argv, names
+from sealnet.model.config import Config
+from sealnet.records import State
+from sealnet.running import Run, Streams, Ways
+from tests import lab
+
+pytestmark = pytest.mark.root
+
+RUN = names.new_run_id()
+
+
+class Place:
+    """A throw-away host, on which payloads leave a marker when they run."""
+
+    def __init__(self, host: lab.Host) -> None:
+        self.host = host
+        self.state = State(host.state)
+        self.state.prepare()
+        self.kernel = Host(self.state.path, self.state.tag)
+        self.marker = host.directory / "marker"
+
+    def launch(self, *argv: str, checkpoint: Callable[[str], None] = lambda _step: None, **options: Any) -> Run:
+        given = {"run_id": RUN, "cwd": str(self.host.directory), "environ": {"PATH": "/usr/bin"}, "user": "0"} | options
+        plan = request.plan(argv or ["sh", "-c", "echo ran >marker; exec sleep 60"], **given)
+        return launch(plan, host=self.kernel, state=self.state, config=Config(), streams=Streams(), checkpoint=checkpoint)
+
+
+@pytest.fixture
+def place(host: lab.Host) -> Iterator[Place]:
+    made = Place(host)
+    yield made
+    made.kernel.close()
+
+
+def held(run: Run) -> int:
+    """The pid of what becomes the payload, once it is held."""
+    lab.wait_for(lambda: process.executable(run.payload_pid() or 0) == "setpriv", what="it is held")
+    return run.payload_pid() or 0
+
+
+def test_a_payload_is_held_while_it_is_roots_until_it_is_let_go(place: Place) -> None:
+    place.host.directory.chmod(0o777)
+    with place.launch(user="nobody") as run:
+        pid = held(run)
+        time.sleep(0.1)
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "t"
+        # It is nobody else's to write into before everything is proved.
+        assert identity.read(pid).uids == (0, 0, 0, 0)
+        assert not place.marker.exists()
+
+        run.release()
+
+        lab.wait_for(place.marker.exists, what="it runs")
+        # Nobody follows it any more.
+        assert "TracerPid:\t0" in Path(f"/proc/{pid}/status").read_text()
+
+
+@pytest.mark.parametrize("step", ["claimed", "built", "proved", "started"])
+def test_what_is_given_up_while_it_is_held_has_run_nothing_and_leaves_nothing(place: Place, step: str) -> None:
+    spawned: list[int] = []
+
+    def stop(now: str) -> None:
+        if now == step:
+            spawned.extend(cgroup.pids(Path(str(place.state.read(RUN).cgroup))) if step != "claimed" else [])
+            raise Interrupted(15)
+
+    for _ in range(3):
+        with pytest.raises(Interrupted):
+            place.launch(checkpoint=stop)
+        assert place.host.left_over() == []
+    assert not place.marker.exists()
+    # Whose parent has gone is waited for by pid 1, in its own time.
+    assert not [pid for pid in spawned if process.lives(pid)]
+
+
+def test_bwrap_its_init_and_the_payload_are_in_the_runs_cgroup_and_nobody_else(place: Place) -> None:
+    with place.launch() as run:
+        run.release()
+        lab.wait_for(place.marker.exists, what="it runs")
+        group = Path(str(run.record.cgroup))
+
+        assert set(cgroup.pids(group)) == {run.spawned.pid, run.init_pid, run.payload_pid()}
+
+
+def test_a_stranger_in_the_runs_cgroup_refuses_the_start(place: Place) -> None:
+    with subprocess.Popen(["sleep", "60"]) as stranger, place.launch() as run:
+        held(run)
+        assert cgroup.join(Path(str(run.record.cgroup)), stranger.pid)
+
+        with pytest.raises(NotSealed, match=f"process {stranger.pid} is beside it in its cgroup"):
+            run.release()
+    assert not place.marker.exists()
+    assert place.host.left_over() == []
+
+
+def test_one_that_is_gone_joins_no_cgroup(place: Place) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    with place.launch() as run:
+        assert not cgroup.join(Path(str(run.record.cgroup)), gone.pid)
+        with pytest.raises(CannotSeal, match="cannot move process 1 to cgroup /nowhere"):
+            cgroup.join(Path("/nowhere"), 1)
+
+
+# What root puts over the system's own programs
+
+
+def programs(directory: Path, *names: str) -> Path:
+    """Programs that say who has run them, and with what rights."""
+    directory.mkdir()
+    for name in names:
+        (directory / name).write_text(f'#!/usr/bin/dash\n/usr/bin/grep CapEff /proc/self/status >>"{directory}/{name}.ran"\n')
+        (directory / name).chmod(0o755)
+    return directory
+
+
+def test_programs_that_stand_in_the_view_are_not_run_outside_of_it(place: Place) -> None:
+    """Of an image's /usr/bin neither its sh nor its bwrap may become the sandbox's maker: that one has every capability."""
+    own = programs(place.host.directory / "own", "sh", "bwrap")
+
+    with place.launch("true", ro_bind=[f"{own}:/usr/bin"]) as run:
+        # It has no setsid(1).
+        run.release()
+        with pytest.raises(CannotSeal, match="bwrap failed with status 1"):
+            run.wait(60)
+        assert run.receipt.verdict == "inconclusive"
+
+    assert sorted(os.listdir(own)) == ["bwrap", "sh"]
+    # The same programs, where their maker means them to run.
+    subprocess.run([own / "bwrap"], check=True)
+    assert "bwrap.ran" in os.listdir(own)
+
+
+def test_what_root_has_put_there_does_not_start_before_the_seal_is_proved(place: Place) -> None:
+    (place.host.directory / "own").mkdir()
+    with place.launch(ro_bind=[f"{place.host.directory}/own:/usr/games"]) as run:
+        time.sleep(0.2)
+        assert run.payload_pid() is None
+
+        run.release()
+
+        lab.wait_for(place.marker.exists, what="it runs")
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_one_whose_limits_cannot_be_set_does_not_start(place: Place, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    """It was born by then, and is ours to wait for before its init can end."""
+    asked: list[int] = []
+
+    def refuse(pid: int, *_: object) -> None:
+        asked.append(pid)
+        raise PermissionError(1, "Operation not permitted")
+
+    plan = request.plan(["true"], run_id=RUN, cwd="/", environ={}, user="0", tmpfs=() if early else ("/usr/games",))
+    ways = Ways(limits={resource.RLIMIT_NOFILE: (64, 64)})
+    with monkeypatch.context() as patch:
+        patch.setattr(starter, "prlimit", refuse)
+        with (
+            launch(plan, host=place.kernel, state=place.state, config=Config(), streams=Streams(), ways=ways) as run,
+            pytest.raises(CannotSeal, match=r"cannot give the payload its caller's limits: .*Operation not permitted"),
+        ):
+            run.release()
+    assert asked
+    assert place.host.left_over() == []
+
+
+def test_what_ended_before_it_was_let_go_moves_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pid that is another's by then would be killed at the end."""
+    moved: list[int] = []
+    real = cgroup.join
+
+    def join(group: Path, pid: int) -> bool:
+        moved.append(pid)
+        return real(group, pid)
+
+    monkeypatch.setattr(cgroup, "join", join)
+    with place.launch("true") as run:
+        pid = held(run)
+        os.kill(pid, 9)
+        lab.wait_for(lambda: not process.lives(pid), what="it is dead")
+        # Until we have waited for it, its init does not end.
+        assert process.lives(run.init_pid)
+        run.release()
+        assert run.wait(60) == 137
+        assert run.receipt.verdict == "inconclusive"
+
+    assert set(moved) <= {run.spawned.pid, run.init_pid, pid}
+    assert place.host.left_over() == []
+
+
+def test_a_signal_in_the_middle_of_a_spawn_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that spawns goes on, with descriptors that nobody may have closed under it."""
+    real = spawn._spawn
+
+    def slow(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        time.sleep(0.3)
+        return real(*arguments)
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(spawn, "_spawn", slow)
+            with pytest.raises(Interrupted):
+                place.launch()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert place.host.left_over() == []
+    assert not place.marker.exists()
+
+
+# The view
+
+
+def test_what_is_masked_in_sys_stays_masked(place: Place) -> None:
+    """In a sealed run as in an open one: who spawns bwrap sees the host's /sys."""
+    found = [path for path in argv.MASKED_SYS if os.path.isdir(path) and os.listdir(path)]
+    assert found
+    with place.launch("sh", "-c", f"ls -A {' '.join(found)} >marker; exec sleep 60") as run:
+        run.release()
+        lab.wait_for(lambda: place.marker.exists() and process.executable(run.payload_pid() or 0) == "sleep", what="it has looked")
+
+    assert not [line for line in place.marker.read_text().splitlines() if line and not line.endswith(":")]
+
+
+# Sockets
+
+
+@pytest.mark.parametrize("family", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_a_kernel_without_the_one_dump_for_both_families_is_asked_twice(
+    host: lab.Host, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    def refuse(_filters: bytes) -> list[bytes]:
+        raise KernelRefused("cannot list TCP sockets: Invalid argument", errno=22)
+
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        kind = socket.AF_INET6 if ":" in family else socket.AF_INET
+        with socket.socket(kind) as client:
+            client.connect((family, server.getsockname()[1]))
+            home, far = IPv4Address("127.0.0.1"), IPv4Address("192.0.2.9")
+            together = sockets.connected([far, home])
+            with monkeypatch.context() as patch:
+                patch.setattr(sockets, "_dump_both", refuse)
+                apart = sockets.connected([far, home])
+
+    assert together == apart == [home]
