@@ -262,7 +262,6 @@ def _allocate(run: Run) -> tuple[Seal, list[str]]:
 
 def _seal(run: Run, streams: Streams, door: Callable[[], Doorkeeper] | None) -> None:
     plan, seal = run.plan, run.seal
-    spawn.stage(run, streams)
     run.claim.update(cgroup=str(run.host.add_cgroup(plan.run_id)))
     if plan.confinement is Confinement.OPEN:
         run.inside = Inside(lambda: None, seal.netns)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from sealnet import prove, reap
 from sealnet.doors import Doorkeeper, Listening
@@ -20,13 +20,11 @@ from sealnet.guard import GLANCE_S, Ear, Guard, Upkeep
 from sealnet.kernel import cgroup, identity, process
 from sealnet.kernel.attempts import StandIn
 from sealnet.kernel.host import Host
-from sealnet.kernel.mounts import Stage
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.output import Sink
 from sealnet.kernel.ownthread import Pending
 from sealnet.kernel.starter import GO, Starter, Unheld, limit
 from sealnet.model import argv, buildargv
-from sealnet.model.argv import Tools
 from sealnet.model.check import Check
 from sealnet.model.config import Config
 from sealnet.model.plan import Plan, Seal, User
@@ -83,15 +81,6 @@ class Held:
     go: int
 
 
-class Staged(NamedTuple):
-    """A payload's file system and /dev, the programs that start it (None: a builder's), and where its lock is."""
-
-    stage: Stage
-    dev: str
-    tools: Tools | None
-    alive: Path
-
-
 class Run:
     """A run that was started. Used by one thread at a time; `close` (or `with`) takes it away."""
 
@@ -131,8 +120,6 @@ class Run:
         self.path: str | None = None
         self.pidfd = -1
         """Readable when bwrap has ended."""
-        self.staging: Pending[Staged] | None = None
-        """Its file system is being put together."""
         self.starter: Starter | None = None
         """What has spawned bwrap. One that is not durable lives as long as this does."""
         self.held: Held | None = None

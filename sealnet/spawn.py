@@ -18,22 +18,16 @@ from sealnet.kernel.mounts import DEVICES, Stage
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.starter import Starter
 from sealnet.model import argv, buildargv, environment
-from sealnet.model.argv import Fds
+from sealnet.model.argv import Fds, Tools
 from sealnet.model.plan import profile_places
 from sealnet.model.policy import Confinement
 from sealnet.model.view import layout, replaces_programs
 from sealnet.records import ALIVE
-from sealnet.running import Held, Run, Staged, Stdio, Streams, no_bwrap
+from sealnet.running import Held, Run, Stdio, Streams, no_bwrap
 
 _HOSTS = "# A sealed run: no resolver answers here.\n"
 # A name server at a documentation address (RFC 5737): a lookup is refused at once, and stands in the tally of what was tried.
 _RESOLV_CONF = f"# A sealed run has no resolver: what it may reach is in /etc/hosts.\nnameserver {RESOLVER}\noptions timeout:1 attempts:1\n"
-
-
-def stage(run: Run, streams: Streams) -> None:
-    """Begin to put the payload's file system together, in a thread and a mount namespace of its own."""
-    run.starter = Starter(run.seal.netns)
-    run.staging = run.starter.begin(_stage, run, streams)
 
 
 def hold(run: Run, streams: Streams, inside: Inside) -> None:
@@ -44,9 +38,6 @@ def hold(run: Run, streams: Streams, inside: Inside) -> None:
     What has run by then, bwrap and setsid(1), is the host's own, out of a view that only root can have put other programs into. Where root
     has, they wait as well.
     """
-    if run.starter is None or run.staging is None:
-        raise RuntimeError("a run is held when its file system is put together")
-    staged = run.staging.wait()
     info, info_write = os.pipe2(os.O_CLOEXEC)
     go = _pipe()
     status = run.claim.open_status()
@@ -56,7 +47,8 @@ def hold(run: Run, streams: Streams, inside: Inside) -> None:
     arguments = os.memfd_create("bwrap-args", os.MFD_CLOEXEC)
     fds = Fds(args=arguments, info=info_write, status=status, block=go, alive=-1, seccomp=filters)
     run.held = Held(info, go)
-    spawning = run.starter.begin(_spawn, run, fds, streams, staged, inside.fd)
+    run.starter = Starter(run.seal.netns)
+    spawning = run.starter.begin(_spawn, run, fds, streams, inside.fd)
     try:
         run.process = spawning.wait()
     except BaseException as error:
@@ -126,33 +118,21 @@ def _memory(name: str, data: bytes) -> int:
     return fd
 
 
-def _stage(run: Run, streams: Streams) -> Staged:
-    plan = run.plan
-    try:
-        made = Stage(str(run.claim.state.stage))
-        made.build(layout(plan), _files(run), profile_places(plan.bwrap_args), run.rights, run.hidden)
-        dev = made.devices(streams.console)
-        if plan.build:
-            return Staged(made, dev, None, run.claim.directory / ALIVE)
-        # A payload that runs as root can take apart bwrap's init, which is of its own kind. What that holds must lead to nothing: it runs
-        # from the read-only view, or where somebody's own programs stand in that, from a read-only mount; and its lock is on one.
-        paths = run.tools
-        own = replaces_programs(plan)
-        sh, bwrap = (_read_only(made, paths[name]) if own else made.root + paths[name] for name in ("sh", "bwrap"))
-        tools = argv.Tools(sh=sh, bwrap=bwrap, setsid=paths["setsid"], setpriv=paths["setpriv"], env=paths["env"])
-        _enter(run, made)
-        alive = Path(made.read_only(str(run.claim.directory))) / ALIVE
-    except OSError as error:
-        raise CannotSeal(f"cannot start bwrap for run {run.run_id}: {os.strerror(error.errno or 0)}") from error
-    return Staged(made, dev, tools, alive)
-
-
-def _spawn(run: Run, fds: Fds, streams: Streams, staged: Staged, netns_fd: int) -> subprocess.Popen[bytes]:
-    """In the thread that lives in the mount namespace of the view; what it spawns is born there, and in the run's network namespace."""
+def _spawn(run: Run, fds: Fds, streams: Streams, netns_fd: int) -> subprocess.Popen[bytes]:
+    """In a thread that lives in the run's network namespace, and in the mount namespace of the view: what it spawns is born in both."""
+    # Before the view is made: a sysfs shows the links of the namespace that it was mounted in.
     libc.setns(netns_fd, libc.CLONE_NEWNET)
-    plan, root, dev, tools = run.plan, staged.stage.root, staged.dev, staged.tools
-    die_with_parent, variables = run.record.durable is None, _variables(run)
-    alive = locks.hold(staged.alive)
+    plan, die_with_parent = run.plan, run.record.durable is None
+    stage = Stage(str(run.claim.state.stage))
+    stage.build(layout(plan), _files(run), profile_places(plan.bwrap_args), run.rights, run.hidden)
+    root, dev = stage.root, stage.devices(streams.console)
+    tools = None if plan.build else _tools(run, stage)
+    if tools is not None:
+        _enter(run, stage)
+    # What bwrap holds must lead to nothing, for a payload of root's can take it apart; a builder is not that.
+    records = str(run.claim.directory) if tools is None else stage.read_only(str(run.claim.directory))
+    variables = _variables(run)
+    alive = locks.hold(Path(records) / ALIVE)
     opened = [alive]
     fds = replace(fds, alive=alive)
     try:
@@ -178,6 +158,15 @@ def _spawn(run: Run, fds: Fds, streams: Streams, staged: Staged, netns_fd: int) 
     finally:
         for fd in opened:
             os.close(fd)
+
+
+def _tools(run: Run, stage: Stage) -> Tools:
+    """A payload that runs as root can take apart bwrap's init, which is of its own kind. What that holds must lead to nothing: it runs from
+    the read-only view, or where somebody's own programs stand in that, from a read-only mount of the host's.
+    """
+    own, paths = replaces_programs(run.plan), run.tools
+    sh, bwrap = (_read_only(stage, paths[name]) if own else stage.root + paths[name] for name in ("sh", "bwrap"))
+    return Tools(sh=sh, bwrap=bwrap, setsid=paths["setsid"], setpriv=paths["setpriv"], env=paths["env"])
 
 
 def _read_only(stage: Stage, path: str) -> str:
