@@ -158,12 +158,13 @@ def test_a_run_holds_no_copy_of_the_names_of_other_runs(host: Host) -> None:
     sealer = sealnet.Sealer()
     with sealer.launch(["sleep", "60"]) as first, sealer.launch(["sleep", "60"]) as second:
         name = f"/run/netns/sealnet-{first.run_id} "
-        assert second.inside is not None
+        assert second.starter is not None
 
-        held = second.inside.call(Path("/proc/thread-self/mountinfo").read_text)
+        held = second.starter.call(Path("/proc/thread-self/mountinfo").read_text)
 
         assert name in Path("/proc/self/mountinfo").read_text()
         assert name not in held
+        assert name not in Path(f"/proc/{second.spawned.pid}/mountinfo").read_text()
 
 
 def test_nothing_is_left_of_a_run_that_was_waited_for(host: Host) -> None:

@@ -190,6 +190,9 @@ class Run:
             self.kill()
             raise
         self.starter.let_go()
+        if self.inside is not None:
+            # A program has descriptors for a thousand runs, and each of these is asked again only now and then.
+            self.inside.let_go()
 
     @property
     def _executions(self) -> int:

@@ -38,7 +38,8 @@ _HEAD = struct.Struct("=IHH")
 _INT = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
 _SOL_NETLINK, _EXT_ACK, _STRICT = 270, 11, 12
-_RECEIVE_BYTES = 1 << 18
+# A dump comes in datagrams of at most 32 kB (netlink_dump()), and no answer is larger.
+_RECEIVE_BYTES = 1 << 16
 _DUMP_TRIES = 20
 
 _OWN = threading.local()
@@ -140,12 +141,15 @@ class Netlink:
         self._socket.close()
 
     def _receive(self) -> bytes:
-        # Into one place for each thread: to have a quarter of a megabyte mapped and given back costs more than most answers.
+        # Into one place for each thread: to have one mapped and given back costs more than most answers.
         try:
             place = _OWN.place
         except AttributeError:
             place = _OWN.place = memoryview(bytearray(_RECEIVE_BYTES))
-        return bytes(place[: self._socket.recv_into(place)])
+        length = self._socket.recv_into(place, 0, socket.MSG_TRUNC)
+        if length > len(place):
+            raise KernelRefused(f"cannot read an answer of the kernel's: it has {length} bytes", errno=errno.EMSGSIZE)
+        return bytes(place[:length])
 
     def _pack(self, message: Message, extra: int) -> bytes:
         self._sequence = self._sequence % 0xFFFF_FFFF + 1

@@ -67,6 +67,10 @@ class Inside(OwnThread):
         """End the thread and let go of the namespace; once is enough."""
         if self.end():
             os.close(self.fd)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close what is kept. Whoever asks later opens it anew."""
         if self.kept is not None:
             self.kept.close()
             self.kept = None

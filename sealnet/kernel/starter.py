@@ -97,6 +97,12 @@ class Starter(OwnThread):
         if self._step is not None:
             self.call(self._step.let_go)
             self._step = None
+        self._forget_init()
+
+    def _forget_init(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     def kill(self) -> None:
         """End what is followed, and wait until it has ended. bwrap has been killed, or has told its init."""
@@ -124,9 +130,7 @@ class Starter(OwnThread):
     def close(self) -> None:
         """End the thread, and what is tied to its life; once is enough. Nothing is held any more."""
         self.end()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._forget_init()
 
     # In the thread
 

@@ -333,7 +333,7 @@ class Scripted:
         self._left = [d[:8] + struct.pack("=I", sequence) + d[12:] for d in next(self._dumps)]
         return len(request)
 
-    def recv_into(self, place: memoryview) -> int:
+    def recv_into(self, place: memoryview, _size: int, _flags: int) -> int:
         datagram = self._next()
         place[: len(datagram)] = datagram
         return len(datagram)
@@ -372,6 +372,23 @@ def test_a_dump_that_changed_meanwhile_is_read_again_and_not_used_in_part(where:
 
     assert ranges(taken) == {span("10.2.0.0/16")}
     assert asked == [26, 26, 22]
+
+
+def test_an_answer_that_does_not_fit_is_not_used_in_part() -> None:
+    netlink = Netlink()
+    netlink.close()
+    netlink._socket = Long()  # type: ignore[assignment]
+    with pytest.raises(KernelRefused, match="cannot read an answer of the kernel's: it has 70000 bytes"):
+        routes.see_taken(netlink, NOWHERE, upstreams=NOWHERE)
+
+
+class Long(Scripted):
+    def send(self, request: bytes) -> int:
+        return len(request)
+
+    def recv_into(self, _place: memoryview, _size: int, flags: int) -> int:
+        assert flags & socket.MSG_TRUNC
+        return 70000
 
 
 def test_a_dump_that_never_holds_still_is_refused() -> None:
