@@ -6,6 +6,7 @@ works through it in order and answers each message by its sequence number.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -186,10 +187,23 @@ class Netlink:
     def dump(self, message: Message) -> list[bytes]:
         """Every datagram of a dump, whole. One that the kernel marks as interrupted is asked again, never used in part."""
         for _ in range(_DUMP_TRIES):
-            datagrams = self._dump_once(message)
+            try:
+                datagrams = self._dump_once(message)
+            except KernelRefused as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                # One that nobody has read to its end (a signal's handler has raised) goes on.
+                self._read_to_end()
+                continue
             if datagrams is not None:
                 return datagrams
         raise KernelRefused(f"cannot {message.what}: it changed during each of {_DUMP_TRIES} reads", errno=errno.EAGAIN)
+
+    def _read_to_end(self) -> None:
+        # There is always something to read of a dump that is not over.
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._socket.recv(1, socket.MSG_DONTWAIT)
 
     def _dump_once(self, message: Message) -> list[bytes] | None:
         packed = self._pack(message, DUMP)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from sealnet.errors import CannotSeal, KernelRefused, PoolExhausted
-from sealnet.kernel import routes
-from sealnet.kernel.netlink import Netlink
+from sealnet.kernel import netlink, routes
+from sealnet.kernel.netlink import Message, Netlink
 from sealnet.kernel.netns import Inside
 from sealnet.model.subnets import DEFAULT_POOL, Occupant, first_free
 
@@ -357,10 +357,10 @@ DONE = message(3, bytes(4))
 
 
 def read(*dumps: list[bytes]) -> tuple[list[Occupant], list[int]]:
-    netlink, script = Netlink(), Scripted(*dumps)
-    netlink.close()
-    netlink._socket = script  # type: ignore[assignment]
-    return routes.see_taken(netlink, NOWHERE, upstreams=NOWHERE), script.asked
+    asking, script = Netlink(), Scripted(*dumps)
+    asking.close()
+    asking._socket = script  # type: ignore[assignment]
+    return routes.see_taken(asking, NOWHERE, upstreams=NOWHERE), script.asked
 
 
 @pytest.mark.parametrize("where", ["route", "done"])
@@ -374,12 +374,26 @@ def test_a_dump_that_changed_meanwhile_is_read_again_and_not_used_in_part(where:
     assert asked == [26, 26, 22]
 
 
+def test_a_dump_that_nobody_has_read_to_its_end_does_not_keep_the_next_from_being_read(host: Host) -> None:
+    """A signal's handler may raise in the middle of one, and what comes then is the teardown."""
+    host.batch(*(f"route add 10.{at // 250}.{at % 250}.0/24 dev lan0" for at in range(2000)))
+    asked = Message(netlink.GETROUTE, 0, struct.pack("=8BI", socket.AF_INET, *[0] * 8), "list the routes")
+    whole = list(map(netlink.messages, host.netlink.dump(asked)))
+    assert len(whole) > 2
+
+    host.netlink._socket.send(host.netlink._pack(asked, netlink.DUMP))
+    host.netlink._socket.recv(1)
+
+    again = list(map(netlink.messages, host.netlink.dump(asked)))
+    assert sum(len([*told]) for told in again) == sum(len([*told]) for told in whole) > 2000
+
+
 def test_an_answer_that_does_not_fit_is_not_used_in_part() -> None:
-    netlink = Netlink()
-    netlink.close()
-    netlink._socket = Long()  # type: ignore[assignment]
+    asking = Netlink()
+    asking.close()
+    asking._socket = Long()  # type: ignore[assignment]
     with pytest.raises(KernelRefused, match="cannot read an answer of the kernel's: it has 70000 bytes"):
-        routes.see_taken(netlink, NOWHERE, upstreams=NOWHERE)
+        routes.see_taken(asking, NOWHERE, upstreams=NOWHERE)
 
 
 class Long(Scripted):
