@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from scripts.benchmarks import figures
-from scripts.benchmarks.lab import SILENT, broker, start_bwrap
+from scripts.benchmarks.lab import BWRAP, PAYLOAD, SILENT, as_a_runs, broker, start_bwrap
 from scripts.benchmarks.result import Effort, Result
 from sealnet import request
 from sealnet.model.config import Config
@@ -65,14 +65,17 @@ async def _measure(effort: Effort, result: Result, port: int) -> None:
         await asyncio.gather(*(one(f"bench-{which}") for which in range(first, last + 1)))
 
     alone: list[float] = []
+    as_a_run: list[float] = []
     turns: list[float] = []
     for _ in range(effort.rounds(_TURNS)):
-        started = await asyncio.to_thread(start_bwrap)
-        alone.append(started.marks["exec"])
-        await asyncio.to_thread(started.end)
+        for told, command in ((alone, [*BWRAP, *PAYLOAD]), (as_a_run, as_a_runs())):
+            started = await asyncio.to_thread(start_bwrap, command)
+            told.append(started.marks["exec"])
+            await asyncio.to_thread(started.end)
         turns.append(await launch())
     single = result.group("from the call to the payload's exec, one after the other")
     single.add("bwrap alone", alone)
+    single.add("bwrap with a run's options, and the programs before its payload", as_a_run, control="bwrap alone")
     single.add("a sealed run of the worker", turns, control="bwrap alone")
     at_once = _QUICK_BURST if effort.quick else _BURST
     each: list[float] = []
