@@ -180,7 +180,11 @@ class Run:
             self._let_go(self.held)
             if pid is not None:
                 self._join(pid)
-                pid = self.starter.further(self._executions - argv.AS_ROOT)
+                last = self.starter.further(self._executions - argv.AS_ROOT)
+                if last is None and process.lives(pid):
+                    raise NotSealed(f"cannot start the payload of run {self.run_id}: it is not held, and has not ended")
+                self._require_alone(pid)
+                pid = last
             self._meet(pid, "it ended before its first instruction")
         except Unheld as unheld:
             self._release_unheld(str(unheld))
@@ -206,10 +210,19 @@ class Run:
         """
         if self.joining is None or self.record.cgroup is None:
             return
-        group, own = Path(self.record.cgroup), {self.spawned.pid, self.init_pid, *([pid] if pid is not None else [])}
+        group, own = Path(self.record.cgroup), self._own(pid)
         self._await_joining()
         for one in own - set(cgroup.pids(group)):
             cgroup.join(group, one)
+        self._require_alone(pid)
+
+    def _own(self, pid: int | None) -> set[int]:
+        return {self.spawned.pid, self.init_pid, *([pid] if pid is not None else [])}
+
+    def _require_alone(self, pid: int | None) -> None:
+        if self.record.cgroup is None:
+            return
+        group, own = Path(self.record.cgroup), self._own(pid)
         children = [process.children(one) for one in own]
         # One that has ended is not waited for at once.
         others = {one for one in {*cgroup.pids(group)}.union(*children) - own if process.lives(one)}

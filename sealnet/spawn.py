@@ -38,6 +38,7 @@ def hold(run: Run, streams: Streams, inside: Inside) -> None:
     What has run by then, bwrap and setsid(1), is the host's own, out of a view that only root can have put other programs into. Where root
     has, they wait as well.
     """
+    run.starter = Starter(run.seal.netns)
     info, info_write = os.pipe2(os.O_CLOEXEC)
     go = _pipe()
     status = run.claim.open_status()
@@ -47,7 +48,6 @@ def hold(run: Run, streams: Streams, inside: Inside) -> None:
     arguments = os.memfd_create("bwrap-args", os.MFD_CLOEXEC)
     fds = Fds(args=arguments, info=info_write, status=status, block=go, alive=-1, seccomp=filters)
     run.held = Held(info, go)
-    run.starter = Starter(run.seal.netns)
     spawning = run.starter.begin(_spawn, run, fds, streams, inside.fd)
     try:
         run.process = spawning.wait()

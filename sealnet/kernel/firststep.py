@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 
+from sealnet.errors import CannotSeal
 from sealnet.kernel import libc, process
 
 _SEIZE, _CONT, _DETACH = 0x4206, 7, 17
@@ -17,6 +19,7 @@ _TRACE_FORK, _TRACE_VFORK, _TRACE_CLONE, _TRACE_EXEC, _EXIT_KILL = 0x2, 0x4, 0x8
 _EVENT_EXEC, _EVENT_STOP = 4, 128
 _BIRTHS = (1, 2, 3)
 _WALL = 0x40000000
+_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.005
 
 
 class FirstStep:
@@ -27,6 +30,9 @@ class FirstStep:
         options = _TRACE_FORK | _TRACE_VFORK | _TRACE_CLONE | _TRACE_EXEC | _EXIT_KILL
         libc.ptrace(_SEIZE, init_pid, options)
         self._pid: int | None = init_pid
+        self._is_users = False
+        self.is_given_up = False
+        """Set by another thread: nobody waits for it any more."""
 
     def until(self, execs: int, born: Callable[[int], None] = lambda _pid: None) -> int | None:
         """Wait until the first child has executed so many programs; its pid, held. None when it, or its parent, ended before that.
@@ -41,9 +47,14 @@ class FirstStep:
             return None
 
     def further(self, execs: int) -> int | None:
-        """Let what is held go on until it has executed so many programs more; its pid, held, or None as `until`."""
+        """Let what is held go on until it has executed so many programs more; its pid, held, or None as `until`.
+
+        It becomes a user's meanwhile, whose other processes may write into it. So None is not to be believed: a thread that was put into
+        it takes its pid over by an execve(2), and it is gone for who traces it. Raises CannotSeal where it starts another process.
+        """
         if self._pid is None:
             return None
+        self._is_users = True
         try:
             self._go_on()
             return self._until_executed(execs)
@@ -69,6 +80,12 @@ class FirstStep:
 
     def _until_executed(self, execs: int) -> int | None:
         while (event := self._next()) is not None:
+            if event in _BIRTHS:
+                newborn = libc.ptrace_event_message(self._held())
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(newborn, signal.SIGKILL)
+                _await_end(newborn)
+                raise CannotSeal("cannot hold a payload at its start: it has started another process before that")
             execs -= event == _EVENT_EXEC
             if execs <= 0:
                 return self._pid
@@ -97,7 +114,7 @@ class FirstStep:
         """The event that it has stopped for; None when it has ended. A signal on its way is handed on."""
         pid = self._held()
         while True:
-            _pid, status = os.waitpid(pid, _WALL)
+            status = self._wait(pid)
             if not os.WIFSTOPPED(status):
                 self._pid = None
                 return None
@@ -105,6 +122,19 @@ class FirstStep:
             if event:
                 return event
             self._go_on(os.WSTOPSIG(status))
+
+    def _wait(self, pid: int) -> int:
+        """Raises ChildProcessError when it is not ours any more. Who sleeps in waitpid(2) is not told of that, so a user's is asked for."""
+        if not self._is_users:
+            return os.waitpid(pid, _WALL)[1]
+        pause_s = _PAUSE_S
+        while not self.is_given_up:
+            found, status = os.waitpid(pid, _WALL | os.WNOHANG)
+            if found:
+                return status
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)
+        raise ChildProcessError
 
     def _go_on(self, signum: int = 0) -> None:
         # One that is killed where it stands is gone for ptrace(2) at once; that it has ended is still to be waited for.

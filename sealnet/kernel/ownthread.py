@@ -71,10 +71,10 @@ class OwnThread:
         self._queue.put((pending, function, arguments))
         return pending
 
-    def end(self) -> bool:
-        """End the thread, once it has done what it was given; whether it had not ended before."""
+    def end(self, within_s: float | None = None) -> bool:
+        """End the thread, once it has done what it was given; whether it had not ended before. After `within_s` it is left to itself."""
         if not self._thread.is_alive():
             return False
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(within_s)
         return True

@@ -106,6 +106,8 @@ class Starter(OwnThread):
 
     def kill(self) -> None:
         """End what is followed, and wait until it has ended. bwrap has been killed, or has told its init."""
+        if self._step is not None:
+            self._step.is_given_up = True
         # Behind whatever the thread waits for: unwaited, what it holds would keep its pid namespace.
         ended, deadline = self.begin(self._end), time.monotonic() + _WITHIN_S
         while time.monotonic() < deadline:
@@ -129,7 +131,7 @@ class Starter(OwnThread):
 
     def close(self) -> None:
         """End the thread, and what is tied to its life; once is enough. Nothing is held any more."""
-        self.end()
+        self.end(within_s=_WITHIN_S)
         self._forget_init()
 
     # In the thread

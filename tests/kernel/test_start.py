@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
@@ -18,6 +20,7 @@ import pytest
 from sealnet import request, spawn
 from sealnet.errors import CannotSeal, Interrupted, KernelRefused, NotSealed
 from sealnet.kernel import cgroup, identity, process, sockets, starter
+from sealnet.kernel.firststep import FirstStep
 from sealnet.kernel.host import Host
 from sealnet.launch import launch
 from sealnet.model import argv, names
@@ -25,6 +28,7 @@ from sealnet.model.config import Config
 from sealnet.records import State
 from sealnet.running import Run, Streams, Ways
 from tests import lab
+from tests.crash import descriptors
 
 pytestmark = pytest.mark.root
 
@@ -207,6 +211,90 @@ def test_what_ended_before_it_was_let_go_moves_nobody(place: Place, monkeypatch:
         assert run.receipt.verdict == "inconclusive"
 
     assert set(moved) <= {run.spawned.pid, run.init_pid, pid}
+    assert place.host.left_over() == []
+
+
+# What becomes the payload is its user's for the last two programs, and other processes of that user may write into it.
+
+
+def test_what_got_away_from_who_holds_it_does_not_run_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that was put into it executes something, takes over its pid, and nobody traces it."""
+
+    def get_away(self: FirstStep, _executions: int) -> None:
+        self.let_go()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FirstStep, "further", get_away)
+        with place.launch("sleep", "60") as run, pytest.raises(NotSealed, match="it is not held, and has not ended"):
+            run.release()
+    assert place.host.left_over() == []
+
+
+def test_one_that_starts_another_process_before_its_time_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = place.host.directory / "env"
+    own.write_text('#!/bin/sh\nsleep 60 &\nexec /usr/bin/env "$@"\n')
+    own.chmod(0o755)
+    real = process.tool
+    monkeypatch.setattr(process, "tool", lambda name: str(own) if name == "env" else real(name))
+    with place.launch() as run, pytest.raises(CannotSeal, match="it has started another process before that"):
+        run.release()
+    assert not place.marker.exists()
+    assert place.host.left_over() == []
+
+
+def test_who_is_beside_it_when_it_is_looked_at_refuses_the_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was put there in a way that its tracer is not told of (CLONE_UNTRACED)."""
+    real = FirstStep.further
+
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+
+        def further(self: FirstStep, executions: int) -> int | None:
+            found = real(self, executions)
+            cgroup.join(Path(str(place.state.read(RUN).cgroup)), stranger.pid)
+            return found
+
+        monkeypatch.setattr(FirstStep, "further", further)
+        with place.launch() as run, pytest.raises(NotSealed, match=f"process {stranger.pid} is beside it in its cgroup"):
+            run.release()
+    assert not place.marker.exists()
+    assert place.host.left_over() == []
+
+
+def test_who_waits_for_what_is_not_his_any_more_is_not_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody tells who sleeps in waitpid(2); and a launch that is given up ends its thread."""
+    real, threads = os.waitpid, threading.active_count()
+
+    def never(pid: int, options: int) -> tuple[int, int]:
+        return (0, 0) if options & os.WNOHANG else real(pid, options)
+
+    monkeypatch.setattr(starter, "_WITHIN_S", 0.5)
+    with place.launch() as run:
+        held(run)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "waitpid", never)
+            with pytest.raises(CannotSeal, match=r"did not come there within 0\.5 s"):
+                run.release()
+    assert threading.active_count() == threads
+    assert place.host.left_over() == []
+
+
+@pytest.mark.parametrize("lacking", range(1, 4))
+def test_where_a_thread_cannot_be_had_nothing_is_left_open(place: Place, monkeypatch: pytest.MonkeyPatch, lacking: int) -> None:
+    real, count = threading.Thread.start, itertools.count(1)
+
+    def start(self: threading.Thread) -> None:
+        if next(count) == lacking:
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    with place.launch():
+        pass
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(CannotSeal, match=r"(can't start new thread|Resource temporarily unavailable)"):
+            place.launch()
+    assert descriptors() == before
     assert place.host.left_over() == []
 
 
