@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ EVENTS = _PUT_BACK | frozenset(
         "gave-up", "lease-not-renewed", "not-watched", "door-ended", "killed-by-watch",
     )
 )  # fmt: skip
-_FIRST_LOOK_S, GLANCE_S, _AGAIN_S = 0.05, 5.0, 0.25
+_FIRST_LOOK_S, GLANCE_S, _AGAIN_S, _MOST_AGAIN = 0.05, 5.0, 0.25, 3
 
 
 class Ear(Protocol):
@@ -59,6 +59,7 @@ class Guard:
         self._leased: Seal | None = seal if seal.subnet is not None else None
         self.killed: str | None = None
         self._known: list[Fault] = []
+        self._again: Counter[Fault] = Counter()
         self._restores: deque[float] = deque(maxlen=MOST_RESTORES)
         self._gave_up = False
         self._settings: list[dict[str, str]] = [] if seal.subnet is None else [sysctl.expected()] * 2
@@ -138,10 +139,9 @@ class Guard:
             if not free or not self._claim.stands():
                 return False
             try:
-                self._judge(self._faults())
+                return self._judge(self._faults())
             except (SealnetError, OSError):
                 return False
-            return True
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[bool]:
@@ -190,25 +190,33 @@ class Guard:
 
     # Doing something about it
 
-    def _judge(self, faults: list[Fault]) -> None:
+    def _judge(self, faults: list[Fault]) -> bool:
+        """False where what was put back is gone once more: `ip address flush` deletes until nothing is left."""
         known, self._known = self._known, faults
         new = [fault for fault in faults if fault not in known]
         if time.monotonic() > self._granted_until:
             new = [fault for fault in new if fault.kind != "lease-lost"]
         if not new:
-            return
+            return True
         if self._on_tamper == KILL:
             self._end(new)
-            return
+            return True
         why = self._restore({fault.kind for fault in faults})
         try:
             self._known = self._faults()
         except (SealnetError, OSError) as error:
             why = f"it cannot be read back: {error}"
+        # These are new again the next time, which is soon.
+        again = [] if why else [fault for fault in self._known if fault not in known and fault.kind in _PUT_BACK]
+        again = [fault for fault in again if self._again[fault] < _MOST_AGAIN]
+        self._again = Counter({fault: self._again[fault] + 1 for fault in again})
+        self._known = [fault for fault in self._known if fault not in again]
+        new = [fault for fault in new if fault not in again]
         for kind, text in _told(fault for fault in new if fault not in self._known):
             self._note(_RESTORED.get(kind, kind), f"{text}; it {'was put back' if kind in _PUT_BACK else 'has passed by itself'}")
         for kind, text in _told(fault for fault in self._known if fault not in known):
             self._note(kind, f"{text}; it stays so" + (f": {why}" if why else ""))
+        return not again
 
     def _end(self, new: list[Fault]) -> None:
         try:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -491,10 +492,30 @@ def test_other_rules_of_the_same_shape_inside_are_seen(scene: Scene) -> None:
     guard = scene.guard()
     scene.kernel.lie = lambda seen: dataclasses.replace(seen, rulesets={**seen.rulesets, "inside": "00"})
 
-    guard.look()
+    # What is there once more after it was put back is put back a few times, and then written down.
+    assert [guard.look() for _ in range(5)] == [False] * 3 + [True] * 2
 
     assert scene.events == ["filter-changed"]
     assert "other rules than when the run started" in scene.details[0]
+
+
+def test_what_is_taken_away_again_while_it_is_put_back_is_put_back_the_next_time(scene: Scene) -> None:
+    """`ip address flush` deletes until nothing is left."""
+    guard, real, flushed = scene.guard(), scene.kernel.restore_link, []
+
+    def restore(seal: Any, inside: Any) -> None:
+        real(seal, inside)
+        if not flushed:
+            flushed.append(seal)
+            scene.kernel.change_link(seal.ifname, addresses=())
+
+    scene.kernel.restore_link = restore
+    scene.kernel.change_link(guard._seal.ifname, addresses=())
+
+    assert [guard.look(), guard.look(), guard.look()] == [False, True, True]
+
+    assert scene.events == ["address-lost"]
+    assert "it was put back" in scene.details[0]
 
 
 def test_a_rule_that_has_gone_at_the_second_look_was_not_put_back_by_sealnet(scene: Scene) -> None:
