@@ -39,28 +39,34 @@ def hold(run: Run, streams: Streams, inside: Inside) -> None:
     has, they wait as well.
     """
     run.starter = Starter(run.seal.netns)
-    info, info_write = os.pipe2(os.O_CLOEXEC)
-    go = _pipe()
-    status = run.claim.open_status()
     plan = run.plan
     program = seccomp.render_builder_filter() if plan.build else seccomp.filter_for(plan.user, allow_userns=plan.allow_userns)
-    filters = _memory("seccomp", program)
-    arguments = os.memfd_create("bwrap-args", os.MFD_CLOEXEC)
-    fds = Fds(args=arguments, info=info_write, status=status, block=go, alive=-1, seccomp=filters)
-    run.held = Held(info, go)
-    spawning = run.starter.begin(_spawn, run, fds, streams, inside.fd)
-    try:
-        run.process = spawning.wait()
-    except BaseException as error:
-        # It may be a signal's handler that has raised. What the thread uses stays open until that is through.
-        with contextlib.suppress(Exception):
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        info, info_write = os.pipe2(os.O_CLOEXEC)
+        theirs.callback(os.close, info_write)
+        ours.callback(os.close, info)
+        go = _pipe()
+        ours.callback(os.close, go)
+        status = run.claim.open_status()
+        theirs.callback(os.close, status)
+        filters = _memory("seccomp", program)
+        theirs.callback(os.close, filters)
+        arguments = os.memfd_create("bwrap-args", os.MFD_CLOEXEC)
+        theirs.callback(os.close, arguments)
+        run.held = Held(info, go)
+        # From here on the run closes these.
+        ours.pop_all()
+        fds = Fds(args=arguments, info=info_write, status=status, block=go, alive=-1, seccomp=filters)
+        spawning = run.starter.begin(_spawn, run, fds, streams, inside.fd)
+        try:
             run.process = spawning.wait()
-        if isinstance(error, OSError):
-            raise CannotSeal(f"cannot start bwrap for run {run.run_id}: {os.strerror(error.errno or 0)}") from error
-        raise
-    finally:
-        for fd in (info_write, status, filters, arguments):
-            os.close(fd)
+        except BaseException as error:
+            # It may be a signal's handler that has raised. What the thread uses stays open until that is through.
+            with contextlib.suppress(Exception):
+                run.process = spawning.wait()
+            if isinstance(error, OSError):
+                raise CannotSeal(f"cannot start bwrap for run {run.run_id}: {os.strerror(error.errno or 0)}") from error
+            raise
     # Before anybody waits for it: a child that has been waited for has no pidfd any more.
     run.pidfd = os.pidfd_open(run.process.pid)
     if plan.confinement is not Confinement.OPEN:

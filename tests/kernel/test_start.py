@@ -322,6 +322,26 @@ def test_a_signal_in_the_middle_of_a_spawn_leaves_nothing(place: Place, monkeypa
     assert not place.marker.exists()
 
 
+@pytest.mark.parametrize("lacking", [1, 2])
+def test_where_a_descriptor_cannot_be_had_none_is_left_open(place: Place, monkeypatch: pytest.MonkeyPatch, lacking: int) -> None:
+    real, count = os.memfd_create, itertools.count(1)
+
+    def memfd_create(*arguments: Any) -> int:
+        if next(count) == lacking:
+            raise OSError(24, "Too many open files")
+        return real(*arguments)
+
+    with place.launch():
+        pass
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", memfd_create)
+        with pytest.raises(CannotSeal, match="Too many open files"):
+            place.launch()
+    assert descriptors() == before
+    assert place.host.left_over() == []
+
+
 # The view
 
 
