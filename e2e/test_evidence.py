@@ -41,7 +41,7 @@ def told_in(directory: Path) -> dict[str, Any]:
 
 
 def frozen(host: Host, *words: str, name: str = "plan.lock.json", **options: Any) -> str:
-    done = host.sealnet("plan", *words, **{"cwd": "/", **options})
+    done = host.sealnet("plan", "--output", "-", *words, **{"cwd": "/", **options})
     assert done.returncode == 0, done.stderr
     jsonschema.validate(json.loads(done.stdout), PLAN_SCHEMA)
     path = host.directory / name
@@ -132,11 +132,39 @@ def test_a_value_that_no_plan_holds_is_asked_for(host: Host) -> None:
 
 
 def test_the_same_plan_is_the_same_bytes(host: Host) -> None:
-    first = host.sealnet("plan", "--pass-env", "B", "--pass-env", "A", "--", "true", cwd="/")
+    first = host.sealnet("plan", "--output", "-", "--pass-env", "B", "--pass-env", "A", "--", "true", cwd="/")
     second = host.sealnet("plan", "--pass-env", "A", "--pass-env", "B", "--json", "--", "true", cwd="/")
 
     assert first.stdout == second.stdout
     assert first.stdout.endswith("}\n")
+
+
+def test_a_plan_is_written_where_its_maker_is_and_nothing_else_is_touched(host: Host) -> None:
+    work = host.directory / "work"
+    work.mkdir()
+    options = ("--lease-port", "8080", "--", "true")
+
+    there = host.sealnet("plan", *options, cwd=work)
+    made = (work / "plan.lock.json").read_text()
+    named = host.sealnet("plan", "--run-id", "mine", "--output", "other.json", *options, cwd=work)
+    before = sorted(os.listdir(work))
+    printed = host.sealnet("plan", "--json", *options, cwd=work)
+    (work / "plan.lock.json").unlink()
+    (work / "plan.lock.json").symlink_to(work / "elsewhere")
+    again = host.sealnet("plan", *options, cwd=work)
+    odd = host.sealnet("plan", "--run-id", "../x", *options, cwd=work)
+
+    assert (there.returncode, there.stdout, there.stderr) == (0, made, "")
+    assert (named.stdout, (work / "other.json").read_text()) == (made, made)
+    assert named.stderr == "sealnet: --run-id is of one run, and not in the plan: give it to sealnet run\n"
+    assert (printed.stdout, before) == (made, ["other.json", "plan.lock.json"])
+    # A link of that name may be a payload's.
+    assert (again.returncode, (work / "plan.lock.json").is_symlink(), (work / "elsewhere").exists()) == (0, False, False)
+    assert odd.returncode == 2
+    assert host.state.exists() is False
+    host.broker(8080)
+    assert host.sealnet("run", "--plan", "plan.lock.json", "--receipt", "receipt.json", cwd=work).returncode == 0
+    assert json.loads((work / "receipt.json").read_text())["verdict"] == "sealed"
 
 
 # Evidence
@@ -156,7 +184,13 @@ def test_each_confinement_has_its_evidence(host: Host) -> None:
     ]
     assert severed["tried"] == [{"address": "192.0.2.7", "protocol": "tcp", "port": 81, "packets": 1}]
     assert (sealed["run_id"], sealed["allowlist"], sealed["versions"].keys() >= {"sealnet", "kernel"}) == ("mine", [], True)
-    assert sorted(os.listdir(host.directory / "sealed")) == ["environment.json", "plan.lock.json", "receipt.json"]
+    # Nobody has decided anything, and that stands there.
+    assert sorted(os.listdir(host.directory / "sealed")) == ["environment.json", "mine.egress.jsonl", "plan.lock.json", "receipt.json"]
+    assert (host.directory / "sealed/mine.egress.jsonl").read_bytes() == b""
+    for name in ("severed", "sealed", "opened"):
+        assert host.sealnet("evidence", str(host.directory / name)).returncode == (name == "opened")
+    (host.directory / "sealed/mine.egress.jsonl").unlink()
+    assert "edited: " in host.sealnet("evidence", str(host.directory / "sealed")).stdout
     receipt = json.loads((host.directory / "sealed/receipt.json").read_text())
     assert (receipt["run_id"], receipt["verdict"], receipt["started"]) == ("mine", "sealed", sealed["started"])
     plan = json.loads((host.directory / "sealed/plan.lock.json").read_text())

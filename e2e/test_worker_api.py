@@ -53,7 +53,7 @@ def test_a_completed_run_is_the_same_in_both_ways(worker: Worker) -> None:  # no
     assert seen["tried"] == [["192.0.2.9", "tcp", 80, 1]]
     assert seen["verdict"] == ["sealed", True, "sealed"]
     assert seen["is the file's"] is True
-    assert seen["bundle"] == [["environment.json", "plan.lock.json", "receipt.json"], True]
+    assert seen["bundle"] == [["completed.egress.jsonl", "environment.json", "plan.lock.json", "receipt.json"], True]
     assert seen["raised"][0] == 3
     assert all(ok for _name, _kind, ok in seen["checks"])
     assert both(worker, "others") == {

@@ -225,7 +225,8 @@ def test_receipt_and_evidence_are_the_callers_own_files(worker: Worker) -> None:
     assert done.returncode == 3
     assert "192.0.2.7" in done.stderr
     found = {path.name: path for path in (home / "bundle").iterdir()}
-    assert set(found) == {"plan.lock.json", "receipt.json", "environment.json"}
+    assert {"plan.lock.json", "receipt.json", "environment.json"} < set(found)
+    assert [found[name].read_bytes() for name in found if name.endswith(".egress.jsonl")] == [b""]
     assert {path.stat().st_uid for path in (*found.values(), home / "proof.json")} == {ALICE}
     proof = json.loads((home / "proof.json").read_text())
     told = json.loads(found["environment.json"].read_text())

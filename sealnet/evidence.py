@@ -20,6 +20,7 @@ from sealnet.model import evidence, lock, names
 from sealnet.model.egressfold import Tally
 from sealnet.model.evidence import ENVIRONMENT, LOG_SUFFIX, PLAN, RECEIPT, Bundle, EvidenceFold, Log, Told
 from sealnet.model.plan import Plan
+from sealnet.model.policy import Confinement
 from sealnet.model.receipt import Receipt
 from sealnet.running import Run
 
@@ -92,6 +93,8 @@ class Evidence:
             tried = None if tally == "none" else [dict(zip(_TRIED, row, strict=True)) for row in run.tried()]
         try:
             self._log = self._copy_log(run)
+            if self._log is None and run.record.confinement != str(Confinement.ALLOWLIST):
+                self._log = self._no_log()
             counted = run.counted or {}
             self._complete(
                 status,
@@ -113,6 +116,7 @@ class Evidence:
         if json.loads(self._proof)["reason"] != error.message:
             self._proof = self._unproved(error.message)
         try:
+            self._log = self._no_log()
             self._complete(error.exit_status)
         except CannotSeal as unwritten:
             error.add_note(unwritten.message)
@@ -148,6 +152,11 @@ class Evidence:
             reading = _Reading(file, self._run_id)
             self._directory.write(evidence.log_name(self._run_id), reading)
             return reading.log(ended=True)
+
+    def _no_log(self) -> Log:
+        """An empty one: nobody has decided anything. Of a run with a proxy that would be a claim, once it has run."""
+        self._directory.write(evidence.log_name(self._run_id), [])
+        return Log(egress=Tally(self._run_id).egress(ended=True), sha256=evidence.digest(b""))
 
 
 class _Reading:

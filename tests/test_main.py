@@ -39,7 +39,7 @@ def test_what_cannot_be_written_is_no_success() -> None:
 
 def test_a_list_that_cannot_be_written_says_so() -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([*_SEALNET, "plan", "--", "true"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run([*_SEALNET, "plan", "--json", "--", "true"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
 
     assert (done.returncode, done.stderr.splitlines()[0]) == (125, "sealnet: cannot write the output: No space left on device")
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
 
+from sealnet.cli import once, wants_json
 from sealnet.cli.options import plan_options, request
+
+_FILE = "plan.lock.json"
+# What `run` takes as well, and no plan fixes.
+_OF_ONE_RUN = ("run_id", "receipt", "evidence")
 
 
 @click.command(
@@ -17,21 +23,39 @@ from sealnet.cli.options import plan_options, request
     epilog="""
     \b
     Examples:
-      sealnet plan --lease-port 8080 --timeout 600 -- ./agent > plan.lock.json
+      sealnet plan --lease-port 8080 --timeout 600 -- ./agent
+      sealnet plan --output - --allow pypi.org -- ./agent | jq .plan.allow
       sudo sealnet run --plan plan.lock.json --evidence evidence
     """,
 )
 @plan_options
-@click.option("--json", is_flag=True, expose_value=False, help="It is JSON in any case.")
+@once("--run-id", metavar="ID", help="Of one run, so not in the plan; as are --receipt and --evidence.")
+@once("--receipt", metavar="FILE", hidden=True)
+@once("--evidence", metavar="DIR", hidden=True)
+@once("--output", metavar="FILE", help=f"Where it is written. Default: {_FILE}, here; '-' for standard output alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print it, and write no file but that of --output.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
-def command(argv: tuple[str, ...], **options: Any) -> int:
-    """Print, as plan.lock.json, what `sealnet run` would do with the same options: the same bytes for the same plan, with the hash of what
-    it fixes. Nothing is touched, and root is not needed. `sealnet run --plan FILE` takes everything from it and refuses whatever differs.
+@click.pass_context
+def command(ctx: click.Context, /, argv: tuple[str, ...], as_json: bool, output: str | None, **options: Any) -> int:
+    """Write plan.lock.json, and print it: what `sealnet run` would do with the same options. The same bytes for the same plan, with the
+    hash of what it fixes. Nothing else is touched, and root is not needed. `sealnet run --plan FILE` takes everything from it and refuses
+    whatever differs.
 
     Variables stand in it by name alone: a plan holds no values. That of a --setenv is given to `run` again.
     """
-    from sealnet.model import lock
+    from sealnet.kernel.output import Output
+    from sealnet.model import lock, names
     from sealnet.request import plan
 
-    click.echo(lock.freeze(plan(argv, **request(options))).render(), nl=False)
+    if options["run_id"] is not None:
+        names.known_run_id(options["run_id"])
+    path = output if output is not None else "-" if wants_json(ctx, as_json) else _FILE
+    frozen = lock.freeze(plan(argv, **request(options))).render()
+    if path != "-":
+        with contextlib.closing(Output(path, "--output")) as file:
+            file.write(frozen)
+    click.echo(frozen, nl=False)
+    for name in _OF_ONE_RUN:
+        if options[name] is not None:
+            click.echo(f"sealnet: --{name.replace('_', '-')} is of one run, and not in the plan: give it to sealnet run", err=True)
     return 0

@@ -14,7 +14,7 @@ from sealnet.model.policy import Confinement
 
 SCHEMA = "sealnet.plan/1"
 MOST_BYTES = 1 << 20
-_HINT = "make it anew: sealnet plan [OPTIONS] -- COMMAND > plan.lock.json"
+_HINT = "make it anew: sealnet plan [OPTIONS] -- COMMAND"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,8 @@ class Receipt:
             "wording": self.wording,
             **claims(self.confinement, self.verdict),
             "link": link,
+            # A severed run has nothing to do with the gate.
+            "rulesets": {"gate": None, "inside": None, **self.rulesets},
             "proof_ms": round(self.proof_ms, 3),
             "checks": [one.to_json() for one in self.checks],
         }
