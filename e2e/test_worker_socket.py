@@ -849,9 +849,13 @@ def test_there_is_one_worker(worker: Worker) -> None:
     assert worker.call(ALICE, "run", "--", "true").returncode == 0
 
 
+@pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_who_waits_for_a_run_without_a_worker_can_leave(worker: Worker, signum: int) -> None:
+def test_who_waits_for_a_run_without_a_worker_can_leave(worker: Worker, signum: int, is_told: bool) -> None:
+    # Whether it has been told by then that its run runs, or not.
     client = running(worker, ALICE, "left", "sleep", "600", options=("--grace", "0.5"))
+    if is_told:
+        wait_for(lambda: worker.lines("event=started run=left"), what="the client is told")
     worker.end(signal.SIGKILL)
     assert worker.host.sealnet("reap", "left").stdout == "reaped  left\n"
     assert client.poll() is None

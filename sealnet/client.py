@@ -140,7 +140,7 @@ class RemoteRun:
         self._path, self._tied = path, tied
         self._connection: Connection | None = None
         self._unsent: list[int] = []
-        self.retry_at = self._give_up_at = float("inf")
+        self.retry_at = self._give_up_at = self._leave_at = float("inf")
         # Stands for the connection while there is none: never readable.
         self._never = os.eventfd(0, os.EFD_CLOEXEC)
 
@@ -164,11 +164,16 @@ class RemoteRun:
                     poller.register(fd, select.POLLIN)
                 poller.poll(None if self.retry_at == float("inf") else _RETRY_S * 1000)
                 if stopped is None and (stopped := _refusal(checkpoint)) is not None:
-                    with contextlib.suppress(OSError, SealnetError):
+                    try:
                         self._ask("Cancel")
+                    except OSError:
+                        self._leave_soon()
+                    except SealnetError:
+                        pass
                 self.poll()
         except SealnetError as error:
-            if stopped is not None:
+            # Without a worker nobody knows what has become of it.
+            if stopped is not None and self._connection is not None:
                 raise stopped from error
             if isinstance(error, NoSuchRun):
                 raise CannotSeal("cannot run: the worker has ended meanwhile, and nothing of the run is left", hint="try again") from error
@@ -229,9 +234,12 @@ class RemoteRun:
         except OSError:
             self._unsent.append(signum)
             if signum in _ENDING:
-                # Nobody can end it now, and nobody is kept here for that.
-                self._give_up_at = min(self._give_up_at, time.monotonic() + self.plan.grace_s)
+                self._leave_soon()
             return True
+
+    def _leave_soon(self) -> None:
+        """Nobody can end it now, and nobody is kept here for that."""
+        self._leave_at = min(self._leave_at, time.monotonic() + self.plan.grace_s)
 
     def kill(self) -> None:
         """End every process of the run."""
@@ -276,7 +284,7 @@ class RemoteRun:
             raise
         self._connection = connection
         self.files.clear()
-        self.retry_at = float("inf")
+        self.retry_at = self._leave_at = float("inf")
 
     def _join_again(self) -> None:
         now = time.monotonic()
@@ -285,7 +293,7 @@ class RemoteRun:
         try:
             self._join()
         except OSError as e:
-            if now > self._give_up_at:
+            if now > min(self._give_up_at, self._leave_at):
                 raise CannotSeal(
                     f"cannot tell how run {self.run_id} ends: the worker has gone, and no other has come",
                     hint=f"sealnet worker takes its runs over; sudo sealnet reap {self.run_id} ends it without",
