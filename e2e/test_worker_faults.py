@@ -137,11 +137,12 @@ def test_a_worker_that_dies_in_any_state_of_a_launch_loses_none_of_many_runs(hos
     last.close()
 
 
-@pytest.mark.parametrize("which", ["sealnet.kernel.nfthelper", "sealnet.door"])
+@pytest.mark.parametrize("which", ["sealnet.kernel.nfthelper", "sealnet.door", "sealnet.worker.member"])
 def test_a_process_of_the_workers_that_is_killed_again_and_again_takes_no_run_along(worker: Worker, which: str) -> None:
     worker.host.broker(8080)
-    given = {"broker": "tcp:127.0.0.1:8080"} if which == "sealnet.door" else {"lease_port": 8080}
-    option = ("--broker", "tcp:127.0.0.1:8080") if which == "sealnet.door" else ("--lease-port", "8080")
+    # A run with a door is the worker's own to launch, and any other its crew's.
+    given = {"lease_port": 8080} if which == "sealnet.worker.member" else {"broker": "tcp:127.0.0.1:8080"}
+    option = ("--lease-port", "8080") if which == "sealnet.worker.member" else ("--broker", "tcp:127.0.0.1:8080")
     script = f"{ASKS} >/dev/null && touch first; read line; {ASKS}"
     beside = running(worker, BOB, "beside", "sh", "-c", script, options=("--lease-port", "8080"), stdin=subprocess.PIPE)
     wait_for((worker.home(BOB) / "first").exists, what="its broker answers")
@@ -150,7 +151,7 @@ def test_a_process_of_the_workers_that_is_killed_again_and_again_takes_no_run_al
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         waiting = [pool.submit(asked, worker, request(f"one-{number}", "sh", "-c", "exit 5", **given)) for number in range(24)]
         while not all(one.done() for one in waiting):
-            for pid in helpers(worker, which):
+            for pid in worker.helpers(which):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
@@ -166,22 +167,6 @@ def test_a_process_of_the_workers_that_is_killed_again_and_again_takes_no_run_al
     assert beside.returncode == 0
     wait_for(lambda: is_idle(worker), what="nothing is left")
     assert worker.lines("event=bug") == []
-
-
-def helpers(worker: Worker, which: str) -> list[int]:
-    """The worker's own processes of that module."""
-    assert worker.process is not None
-    found = []
-    for task in Path(f"/proc/{worker.process.pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-    return [pid for pid in found if which in command(pid)]
-
-
-def command(pid: int) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return []
 
 
 def told_to_door(place: Path, *messages: bytes) -> bool:

@@ -41,15 +41,17 @@ def plan(run_id: str, *argv: str, **options: Any) -> Plan:
     return request.plan(argv, run_id=run_id, **options)
 
 
-def in_worker(host: Host, story: Callable[[Runs], Awaitable[None]], *, end: bool = True, told: list[str] | None = None) -> None:
-    """A story told with the runs of a worker of its own. `told` is given what it complains of."""
+def in_worker(
+    host: Host, story: Callable[[Runs], Awaitable[None]], *, end: bool = True, told: list[str] | None = None, crew: int | None = None
+) -> None:
+    """A story told with the runs of a worker of its own, and its `crew`. `told` is given what it complains of."""
 
     async def tell() -> None:
         if told is not None:
             asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["message"]))
         state = State(host.state)
         state.prepare()
-        runs = Runs(state, Config())
+        runs = Runs(state, Config(), crew=crew)
         await runs.begin()
         try:
             await story(runs)
@@ -100,35 +102,27 @@ def test_sixty_four_at_once_end_as_each_would_alone(host: Host) -> None:
     in_worker(host, story)
 
 
-def test_launches_that_wait_for_somebody_keep_no_run_from_its_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those do whose broker takes no connection."""
-    waiting, go, real = threading.Semaphore(0), threading.Event(), workers.launch
-
-    def launch(asked: Plan, **options: Any) -> Run:
-        if asked.run_id.startswith("slow"):
-            waiting.release()
-            go.wait(60 * PATIENCE)
-        return real(asked, **options)
-
-    monkeypatch.setattr(workers, "launch", launch)
+@pytest.mark.parametrize("crew", [0, 1, 2])
+def test_launches_that_wait_for_somebody_keep_no_run_from_its_end(host: Host, crew: int) -> None:
+    """As those do whose broker takes no connection; here for the lock under which subnets are chosen."""
+    host.broker(8080)
 
     async def story(runs: Runs) -> None:
-        try:
-            await runs.launch(plan("ends", "sleep", "600"), owner=OWNER, streams=QUIET)
-            slow = [asyncio.ensure_future(status_of(runs, plan(f"slow-{number}", "true"))) for number in range(workers._THREADS)]
-            for _ in slow:
-                await asyncio.to_thread(waiting.acquire)
+        state, names = State(host.state), [f"slow-{number}" for number in range(workers._THREADS)]
+        await runs.launch(plan("ends", "sleep", "600"), owner=OWNER, streams=QUIET)
+        with state.allocating():
+            slow = [asyncio.ensure_future(status_of(runs, plan(name, "true", lease_port=8080))) for name in names]
+            await until(lambda: set(names) <= set(state.run_ids()), "all are about to choose")
             end = runs.wait("ends")
 
             await asyncio.wait_for(runs.kill("ends"), 30 * PATIENCE)
 
             assert (await asyncio.wait_for(end, 30 * PATIENCE)).status == 137
             assert not any(one.done() for one in slow)
-        finally:
-            go.set()
-        assert await asyncio.gather(*slow) == [0] * workers._THREADS
+            assert len(runs.crew.pids) == (1 + crew if crew else 0)
+        assert await asyncio.gather(*slow) == [0] * len(names)
 
-    in_worker(host, story)
+    in_worker(host, story, crew=crew)
 
 
 def test_a_launch_that_fails_leaves_the_others_alone(host: Host) -> None:
@@ -330,7 +324,7 @@ def test_no_run_is_used_by_two_threads_at_once(host: Host, monkeypatch: pytest.M
             await asyncio.sleep(0.02)
         await asyncio.gather(*(runs.wait(name) for name in names))
 
-    in_worker(host, story)
+    in_worker(host, story, crew=0)
     assert clashes == []
     assert min(seen[name] for name in ("release", "kill", "close", "tried", "wait_end", "serve")) > 2
 

@@ -63,6 +63,19 @@ class Worker:
     def lines(self, word: str) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if word in line]
 
+    def helpers(self, module: str) -> list[int]:
+        """Its own processes of that module, the oldest first."""
+        assert self.process is not None
+        below, found = [self.process.pid], []
+        for pid in below:
+            # What has ended meanwhile has none.
+            with contextlib.suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    below += map(int, (task / "children").read_text().split())
+                if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                    found.append(pid)
+        return sorted(found)
+
     def home(self, uid: int) -> Path:
         made = Path(f"/run/home-{uid}")
         if not made.exists():

@@ -25,7 +25,10 @@ from sealnet.running import Run
 
 
 class Adopted(Run):
-    """A run whose bwrap is no child of ours: how that has ended is in its status file alone."""
+    """A run whose bwrap is no child of ours: how that has ended is in its status file, and may be known to whoever has started it."""
+
+    ask_code: Callable[[], int | None] = staticmethod(lambda: None)
+    """What wait(2) told of bwrap; asked where bwrap has written nothing."""
 
     @property
     def receipt(self) -> Receipt:
@@ -33,8 +36,11 @@ class Adopted(Run):
         return parse(self.record.receipt) if self.record.receipt is not None else super().receipt
 
     def _code(self) -> int | None:
+        if _is_alive(self.pidfd):
+            return None
         # One that was killed has written nothing.
-        return None if _is_alive(self.pidfd) else -signal.SIGKILL
+        told = self.ask_code() if self.claim.status() is None else None
+        return -signal.SIGKILL if told is None else told
 
 
 def adopt(host: Host, state: State, config: Config, claim: Claim, places: Callable[[Record, Durable], Doorkeeper | None]) -> Run | None:
@@ -74,14 +80,27 @@ def adopt(host: Host, state: State, config: Config, claim: Claim, places: Callab
         if not _is_alive(init):
             return None
         door = places(record, durable)
-        run = Adopted(host, claim, _plan_of(record, durable), seal_of(record), config, {})
-        run.inside, run.init_pid, run.pidfd, run.door = inside, record.init_pid or 0, os.dup(pidfd), door
+        run = taken(host, claim, config, inside=inside, pidfd=os.dup(pidfd))
+        run.door = door
         undo.pop_all()
     for fd in (pidfd, init):
         os.close(fd)
     # Who sees to it is for people to read: a run is not ended because that cannot be written (a full /run).
     with contextlib.suppress(CannotSeal):
         claim.update(supervisor=os.getpid(), supervisor_start=process.start_time(os.getpid()) or 0)
+    return run
+
+
+def taken(host: Host, claim: Claim, config: Config, *, inside: Visit | None, pidfd: int) -> Adopted:
+    """The run of a claim, by what is open of it: its namespace, where it has one, and bwrap. These are the run's from now on.
+
+    Raises ValueError where it is not durable.
+    """
+    record, durable = claim.record, of(claim.record)
+    if durable is None:
+        raise ValueError(f"run {record.run_id} is not durable")
+    run = Adopted(host, claim, _plan_of(record, durable), seal_of(record), config, {})
+    run.inside, run.init_pid, run.pidfd = inside, record.init_pid or 0, pidfd
     return run
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SealnetError(Exception):
     """Base of all. `message` reads `cannot <verb> <kind> <name>: <cause>`; `hint` is one command or one setting."""
@@ -12,6 +14,14 @@ class SealnetError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whatever its class takes to be made, another process of ours is told it as it is.
+        return _as_it_is, (type(self), self.args), self.__dict__
+
+
+def _as_it_is(kind: type[SealnetError], arguments: tuple[Any, ...]) -> SealnetError:
+    return kind.__new__(kind, *arguments)
 
 
 class UsageError(SealnetError):

@@ -116,7 +116,7 @@ class _Launch:
         # Whatever is missing is said before anything is touched.
         paths = {name: process.tool(name) for name in (builder.TOOLS if plan.build else _TOOLS)}
         nft.require()
-        door_user = doors.account(self.config.door_user, plan.user) if plan.broker is not None or plan.allow else None
+        door_user = doors.account(self.config.door_user, plan.user) if plan.has_door else None
         claim = self.state.claim(self._record())
         run = Run(self.host, claim, plan, Seal(run_id=plan.run_id), self.config, paths)
         run.receipt_to, run.rights, run.ways, run.hidden = self.receipt_to, self.rights, self.ways, hidden
@@ -128,7 +128,7 @@ class _Launch:
         return run
 
     def _record(self) -> Record:
-        plan = self.plan
+        plan, supervisor = self.plan, self.ways.supervisor or os.getpid()
         return Record(
             run_id=plan.run_id,
             confinement=str(plan.confinement),
@@ -140,8 +140,8 @@ class _Launch:
             kind="build" if plan.build else "run",
             started=time.time(),
             boot_id=process.boot_id(),
-            supervisor=os.getpid(),
-            supervisor_start=process.start_time(os.getpid()) or 0,
+            supervisor=supervisor,
+            supervisor_start=process.start_time(supervisor) or 0,
             ifname=names.ifname(plan.run_id),
             netns=names.netns(plan.run_id),
             why_severed=self.why_severed,

@@ -322,13 +322,14 @@ class State:
 class Claim:
     """A claimed run: its record, and the lock that says that its supervisor lives."""
 
-    def __init__(self, state: State, record: Record, lock: int) -> None:
+    def __init__(self, state: State, record: Record, lock: int, fd: int | None = None) -> None:
+        """`lock` is the descriptor that holds it, `fd` one of the run's directory, where there is one already: both are the claim's."""
         self.state = state
         self.record = record
         self.directory = state.directory(record.run_id)
-        self._lock = lock
+        self.lock = lock
         # By descriptor: once somebody has reaped the run, its path may be another run's of the same id.
-        self.fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW) if fd is None else fd
 
     def stands(self) -> bool:
         """Whether the run's directory is still this claim's."""
@@ -361,7 +362,7 @@ class Claim:
         return None
 
     def close(self) -> None:
-        for fd in (self._lock, self.fd):
+        for fd in (self.lock, self.fd):
             os.close(fd)
 
 

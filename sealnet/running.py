@@ -62,10 +62,12 @@ class Streams:
 class Ways:
     """What a payload has of a caller that is another process than this one.
 
-    `limits`: RLIMIT_* numbers with (soft, hard). `note`: what its launcher wants to find in the record.
+    `limits`: RLIMIT_* numbers with (soft, hard). `note`: what its launcher wants to find in the record. `supervisor`: the pid of who is
+    going to see to the run, where that is not this process.
     """
 
     umask: int | None = None
+    supervisor: int | None = None
     limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     note: Mapping[str, Any] = field(default_factory=dict)
 

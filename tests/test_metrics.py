@@ -37,7 +37,7 @@ def record(**given: Any) -> Record:
 
 
 def now(*records: Record, **given: Any) -> Now:
-    seen = {"launching": 0, "helper_starts": 1, "reserved": 0, "most": 4096, "open_fds": 9, "resident_bytes": 1, **given}
+    seen = {"launching": 0, "helper_starts": 1, "crew_died": 0, "reserved": 0, "most": 4096, "open_fds": 9, "resident_bytes": 1, **given}
     return Now(records=records, **seen)
 
 
@@ -89,7 +89,7 @@ def test_what_has_happened_is_counted() -> None:
     live = record(lease_ports=(8080, 29400), events=({"event": "gave-up"},))
     closing = record(confinement="severed", state="exited")
 
-    found = parsed(counted.render(now(live, live, closing, launching=7, helper_starts=3, reserved=2)))
+    found = parsed(counted.render(now(live, live, closing, launching=7, helper_starts=3, crew_died=4, reserved=2)))
 
     assert found["sealnet_launches_total"][("confinement", "sealed"),] == 1
     assert {labels[0][1]: value for labels, value in found["sealnet_launches_refused_total"].items() if value} == {
@@ -108,7 +108,7 @@ def test_what_has_happened_is_counted() -> None:
         "gate-restored": 2,
         "gave-up": 3,
     }
-    assert {labels[0][1]: value for labels, value in found["sealnet_helper_restarts_total"].items()} == {"nft": 2, "door": 0}
+    assert {labels[0][1]: value for labels, value in found["sealnet_helper_restarts_total"].items()} == {"nft": 2, "door": 0, "crew": 4}
     singles = {name: found[name][()] for name in found if () in found[name]}
     assert (singles["sealnet_denied_packets_total"], singles["sealnet_denied_requests_total"]) == (7, 5)
     assert (singles["sealnet_leases"], singles["sealnet_subnets_reserved"], singles["sealnet_launches_in_progress"]) == (4, 2, 7)
@@ -217,7 +217,7 @@ def story(
     before: Callable[[Any], None] = lambda _address: None,
 ) -> None:
     """Told with the address at which metrics are served in this process. `before` they are, what comes waits in the kernel's queue."""
-    runs = SimpleNamespace(metrics=Metrics(), launching=0, helper_starts=1, records=lambda: [record()])
+    runs = SimpleNamespace(metrics=Metrics(), launching=0, helper_starts=1, crew=SimpleNamespace(died=0), records=lambda: [record()])
     state = SimpleNamespace(reserved=lambda: [1, 2])
 
     async def run() -> None:

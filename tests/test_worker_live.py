@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sealnet.ended import Ended
 from sealnet.worker.live import Live, Terms
 from tests.lab import PATIENCE
 from tests.model.build import a_record
@@ -40,11 +41,13 @@ class Payload:
     def wait_end(self) -> int:
         return 128 - self.process.wait(60 * PATIENCE)
 
-    def tried(self) -> list[Any]:
-        return []
-
-    def close(self, _status: int) -> None:
+    def close(self) -> None:
         os.close(self.pidfd)
+
+
+def ending(run: Any, ended: Ended) -> Ended:
+    run.close()
+    return ended
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -57,7 +60,7 @@ def test_what_is_ended_is_ended_wherever_it_was_moved_and_what_has_ended_is_look
     async def story() -> tuple[int, str | None]:
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         terms = Terms(owner=1, durable=False, ends_at=None, grace_s=1)
-        live = Live(payload, terms, look=work, work=work, keep=lambda _end: None)  # type: ignore[arg-type]
+        live = Live(payload, terms, look=work, work=work, finish=ending)  # type: ignore[arg-type]
         if not fails:
             payload.process.kill()
         end = await live.ended

@@ -1,6 +1,6 @@
 """A worker's runs in a process of their own, told what to do by lines of JSON; it dies by SIGKILL where it is told to.
 
-usage: worker.py '{"RUN": "POINT", ...}'    Requests: [number, "launch"|"wait"|"signal"|"kill"|"live"|"close", ARGUMENT...]
+usage: worker.py '{"RUN": "POINT", ...}'    Requests: [number, "launch"|"wait"|"signal"|"kill"|"live"|"crew"|"close", ARGUMENT...]
 With SEALNET_TESTS_CLOCK the time of day is another one, years before or after, whenever it is read.
 """
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sealnet import ended, reap, request
@@ -22,43 +23,48 @@ from sealnet.errors import SealnetError
 from sealnet.model.config import Config
 from sealnet.records import State
 from sealnet.running import Run, Streams
-from sealnet.worker import runs as workers
+from sealnet.worker import crew, launching
 from sealnet.worker.live import Live
 from sealnet.worker.runs import Runs
 
 QUIET = Streams(subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
+# Behind a point: one of the crew that comes to it dies there, and its worker does not.
+ALONE = ", alone"
 
 
-def plan_deaths(points: dict[str, str]) -> None:
-    """Before anything is imported from these modules by name."""
+def pass_by(point: str, wanted: str | None, worker: int) -> None:
+    """Die, or have the worker die, where that is wanted at this point."""
+    if wanted == point or (wanted == point + ALONE and os.getpid() != worker):
+        os.kill(worker if wanted == point else os.getpid(), signal.SIGKILL)
+        # Whoever is not that worker dies with it.
+        time.sleep(60)
+
+
+def plan_deaths(points: dict[str, str], worker: int) -> None:
+    """In a process of the worker's, its crew's or its own: who comes to a point has the worker die there."""
 
     def after(owner: Any, name: str, point: str, run_id: Callable[..., str]) -> None:
         real = getattr(owner, name)
 
         def done(*arguments: Any, **options: Any) -> Any:
             result = real(*arguments, **options)
-            if points.get(run_id(*arguments, **options)) == point:
-                die()
+            pass_by(point, points.get(run_id(*arguments, **options)), worker)
             return result
 
         setattr(owner, name, done)
 
-    launch = workers.launch  # type: ignore[attr-defined]
+    launch = launching.launch
 
     def launched(plan: Any, *, checkpoint: Callable[[str], None], **options: Any) -> Run:
         def told(step: str) -> None:
             checkpoint(step)
-            if points.get(plan.run_id) == step:
-                die()
+            pass_by(step, points.get(plan.run_id), worker)
 
         return launch(plan, checkpoint=told, **options)
 
-    workers.launch = launched  # type: ignore[attr-defined]
+    launching.launch = launched  # type: ignore[assignment]
     of_run = lambda run, *_arguments, **_options: run.run_id  # noqa: E731
     after(Run, "_join", "in its cgroup", of_run)
     after(Run, "_announce", "announced", of_run)
@@ -101,6 +107,8 @@ async def serve(runs: Runs) -> None:
         if deed == "wait":
             end = await runs.wait(arguments[0])
             return [end.status, end.fault, end.owner, bool(end.receipt)]
+        if deed == "crew":
+            return [runs.crew.pids, runs.crew.died, len(os.listdir("/proc/self/fd"))]
         if deed == "signal":
             return runs.signal(*arguments)
         if deed == "kill":
@@ -124,7 +132,9 @@ async def main() -> None:
     state.prepare()
     if "SEALNET_TESTS_CLOCK" in os.environ:
         unsettle_clock()
-    plan_deaths(json.loads(sys.argv[1]))
+    plan_deaths(json.loads(sys.argv[1]), os.getpid())
+    member = str(Path(__file__).with_name("crewmember.py"))
+    crew._PROGRAM = (sys.executable, "-I", member, sys.argv[1], str("SEALNET_TESTS_CLOCK" in os.environ))
     await serve(Runs(state, Config()))
 
 

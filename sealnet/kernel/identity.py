@@ -70,6 +70,14 @@ def assume(user: User, program: bytes, *, outlives_starter: bool = False) -> Non
     _filter(program)
 
 
+def die_with(parent: int) -> None:
+    """Have the kernel end this process as soon as the thread of `parent` ends that has started it (PR_SET_PDEATHSIG, prctl(2))."""
+    libc.prctl(_SET_PDEATHSIG, 9)
+    if os.getppid() != parent:
+        # It was too late for that.
+        os._exit(1)
+
+
 def assume_in_thread(user: User, program: bytes) -> None:
     """Have the calling thread, and no other, be to files and to the network what a payload is, for good: as `assume`, but real, effective
     and saved ids stay root's, so that nobody else may signal, limit, trace or schedule it (kill(2), prlimit(2), ptrace(2), setpriority(2)).

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -18,10 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sealnet.errors import CannotSeal
-from sealnet.kernel import libc, nft, process
+from sealnet.kernel import libc, messages, nft, process
 
-# A request is its length, whether JSON is wanted, and nft commands; an answer its length, and [code, output, error] as JSON.
-_REQUEST, _ANSWER = struct.Struct("=I?"), struct.Struct("=I")
+# A request is [nft commands, whether JSON is wanted], an answer [code, output, error].
 _WITHIN_S = 30.0
 _OWN_NETNS = "/proc/thread-self/ns/net"
 
@@ -52,11 +50,9 @@ class Helper:
         """
         with self._connection() as connection:
             try:
-                data = text.encode()
                 connection.settimeout(_WITHIN_S)
-                socket.send_fds(connection, [_REQUEST.pack(len(data), as_json)], [netns])
-                connection.sendall(data)
-                code, output, error = json.loads(_receive(connection, _ANSWER.unpack(_receive(connection, _ANSWER.size))[0]))
+                messages.send(connection, json.dumps([text, as_json]).encode(), [netns])
+                code, output, error = json.loads(messages.receive(connection)[0])
             except (OSError, EOFError, ValueError) as failed:
                 raise CannotSeal("cannot talk to nftables: the process that does has ended, or does not answer") from failed
         return int(code), str(output), str(error)
@@ -131,16 +127,6 @@ class Helper:
             self._namespaces = []
 
 
-def _receive(connection: socket.socket, length: int) -> bytes:
-    found = bytearray()
-    while len(found) < length:
-        chunk = connection.recv(length - len(found))
-        if not chunk:
-            raise EOFError
-        found += chunk
-    return bytes(found)
-
-
 # The process
 
 
@@ -149,9 +135,8 @@ def _serve(connection: socket.socket) -> None:
     own: nft.Library | None = None
     with connection, contextlib.suppress(EOFError, OSError):
         while True:
-            head, fds = _receive_with_fd(connection)
-            length, as_json = _REQUEST.unpack(head)
-            text = _receive(connection, length).decode()
+            data, fds = messages.receive(connection)
+            text, as_json = json.loads(data)
             try:
                 if os.path.samestat(os.fstat(fds[0]), os.fstat(home)):
                     own = own or nft.Library()
@@ -161,15 +146,7 @@ def _serve(connection: socket.socket) -> None:
             finally:
                 for fd in fds:
                     os.close(fd)
-            data = json.dumps(answer).encode()
-            connection.sendall(_ANSWER.pack(len(data)) + data)
-
-
-def _receive_with_fd(connection: socket.socket) -> tuple[bytes, list[int]]:
-    head, fds, _flags, _address = socket.recv_fds(connection, _REQUEST.size, 1)
-    if not head:
-        raise EOFError
-    return head + _receive(connection, _REQUEST.size - len(head)), fds
+            messages.send(connection, json.dumps(answer).encode())
 
 
 def _run_in(netns: int, home: int, text: str, *, as_json: bool) -> tuple[int, str, str]:

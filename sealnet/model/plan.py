@@ -108,6 +108,11 @@ class Plan:
         return self.has_broker or bool(self.allow)
 
     @property
+    def has_door(self) -> bool:
+        """Whether a process of ours stands between it and what it may reach."""
+        return self.broker is not None or bool(self.allow)
+
+    @property
     def command(self) -> str:
         """The command for people, on one line: its beginning, where it is long."""
         text = " ".join(self.argv)

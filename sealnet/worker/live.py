@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from sealnet import ended as ends
-from sealnet import reap
 from sealnet.ended import TIMED_OUT, Ended, now
 from sealnet.errors import SealnetError
 from sealnet.running import Run
@@ -21,7 +19,6 @@ T = TypeVar("T")
 
 # The clock of deadlines goes on while the machine sleeps and the loop's does not, so a loop must not sleep for long.
 _LONGEST_PAUSE_S = 30.0
-_AGAIN_S = 0.5
 
 
 class Work(Protocol):
@@ -43,15 +40,15 @@ class Terms:
 class Live:
     """For the loop's thread. What takes its time is done in other threads, by one of them at a time."""
 
-    def __init__(self, run: Run, terms: Terms, *, look: Work, work: Work, keep: Callable[[Ended], None]) -> None:
+    def __init__(self, run: Run, terms: Terms, *, look: Work, work: Work, finish: Callable[[Run, Ended], Ended]) -> None:
         """`look` is for what is done now and then, `work` for what takes long.
 
-        `keep` is told how the run ends, in another thread: before it is taken away, and again if something of it stays.
+        `finish` takes away a run that has ended so, in another thread, and tells the whole of it.
         """
         self._loop = asyncio.get_running_loop()
         self.run, self.terms = run, terms
         self.ended: asyncio.Future[Ended] = self._loop.create_future()
-        self._look, self._work, self._keep = look, work, keep
+        self._look, self._work, self._finish = look, work, finish
         self._one = asyncio.Lock()
         self._woken = asyncio.Event()
         self._is_told = self._is_over = self._is_left = self._is_late = self._is_gone = False
@@ -186,9 +183,6 @@ class Live:
             status = TIMED_OUT if self._is_late else run.wait_end()
         except SealnetError as error:
             status, fault = error.exit_status, fault or error.message
-        tried: list[tuple[str, str, int, int]] = []
-        with contextlib.suppress(SealnetError, OSError):
-            tried = run.tried()
         ended = Ended(
             run_id=run.run_id,
             owner=self.terms.owner,
@@ -196,20 +190,8 @@ class Live:
             status=status,
             at_s=now(),
             receipt=run.record.receipt,
-            tried=tuple(tried),
             events=run.record.events,
             killed=run.killed,
             fault=fault,
         )
-        self._keep(ended)
-        try:
-            run.close(status)
-        except SealnetError:
-            try:
-                # What was in the way (another program's transaction, a process that took its time) is mostly gone a moment later.
-                time.sleep(_AGAIN_S)
-                reap.teardown(run.host, run.claim.state, run.run_id, unless=lambda: run.claim.state.is_held(run.run_id))
-            except SealnetError as error:
-                ended = ends.with_fault(ended, error.message)
-                self._keep(ended)
-        return ended
+        return self._finish(run, ended)

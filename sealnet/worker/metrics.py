@@ -57,6 +57,7 @@ class Now:
     records: Iterable[Record]
     launching: int
     helper_starts: int
+    crew_died: int
     reserved: int
     most: int
     open_fds: int
@@ -109,7 +110,8 @@ class Metrics:
         confinements = tuple(map(str, Confinement))
         ports = sum(len(record.lease_ports) for record in records)
         runs = [({"state": state, "confinement": one}, live[state, one]) for state in _STATES for one in confinements]
-        restarts = [({"helper": "nft"}, max(0, now.helper_starts - 1)), ({"helper": "door"}, self.doors_lost)]
+        lost = {"nft": max(0, now.helper_starts - 1), "door": self.doors_lost, "crew": now.crew_died}
+        restarts = [({"helper": helper}, count) for helper, count in lost.items()]
         said = [({"level": level, "event": event}, count) for (level, event), count in sorted(counted.items())]
         lines = [
             *_family("sealnet_worker_info", "gauge", "The worker's version.", [({"version": VERSION}, 1)]),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -15,24 +16,26 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sealnet import ended, reap
-from sealnet.adopt import adopt
+from sealnet.adopt import Adopted, adopt
 from sealnet.doors import Door, Doorkeeper
 from sealnet.ended import Ended, Kept
 from sealnet.errors import CannotTearDown, Interrupted, NoSuchRun, RunExists, SealnetError
 from sealnet.evidence import Evidence
 from sealnet.guard import GLANCE_S
 from sealnet.kernel import nft
-from sealnet.kernel.netns import Visit
 from sealnet.kernel.nfthelper import Helper
-from sealnet.kernel.output import Sink, Sinks
-from sealnet.launch import launch
+from sealnet.kernel.output import Sink
 from sealnet.model.config import Config
 from sealnet.model.durable import LEASE_TTL_S, Durable, is_api_run, of
 from sealnet.model.plan import Plan, User
 from sealnet.model.record import Record
 from sealnet.records import State
 from sealnet.running import OWN, Run, Stdio, Streams, Ways
+from sealnet.worker.crew import Crew
 from sealnet.worker.doorways import Doors, Shared
+from sealnet.worker.ending import finish
+from sealnet.worker.handover import Launch
+from sealnet.worker.launching import start
 from sealnet.worker.leftovers import Leftovers
 from sealnet.worker.live import Live, Terms
 from sealnet.worker.metrics import Metrics
@@ -41,12 +44,13 @@ from sealnet.worker.shared import SharedHost, SharedWatch
 T = TypeVar("T")
 
 # Most of a launch and of a teardown is waiting for the kernel (RCU), which waits for many at once.
-_THREADS, _LOOKERS = 16, 4
-_TERM = 15
+_THREADS, _ENDERS, _LOOKERS = 16, 64, 4
 _GLANCES_EACH_S, _SETTLES_S = 100, 2.0
 _TOLD_S = 0.005
 # A run has six.
 _MOST_FDS = 65536
+# One for each processor, while there is no more than 5 MB to spend on each.
+_CREW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +65,8 @@ class Started:
 class Runs:
     """Every method is called in the thread of one event loop, `begin` first."""
 
-    def __init__(self, state: State, config: Config) -> None:
-        """`state` is prepared."""
+    def __init__(self, state: State, config: Config, *, crew: int | None = None) -> None:
+        """`state` is prepared. `crew` is how many processes launch and end runs for this one; 0: it does so itself."""
         self._state, self._config = state, config
         self.metrics = Metrics()
         self._durably = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
@@ -71,12 +75,13 @@ class Runs:
         self._resting: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "sealnet-runs")
         # Launches may wait long for somebody's broker; what ends does not wait behind them.
-        self._enders = ThreadPoolExecutor(_THREADS, "sealnet-ends")
+        self._enders = ThreadPoolExecutor(_ENDERS, "sealnet-ends")
         # A burst of launches must not keep those that live from being looked at.
         self._lookers = ThreadPoolExecutor(_LOOKERS, "sealnet-looks")
         self._live: dict[str, Live] = {}
         self._kept = Kept(state)
         self._left = Leftovers(self._take_away)
+        self._crew = Crew(self._host, state, min(os.cpu_count() or 1, _CREW) if crew is None else crew)
         self._doors = Doors(state, self._mind)
         self._door_fds: set[int] = set()
         # libnftables cannot live with as many descriptors as a thousand runs have, and a payload is not to inherit what they need.
@@ -96,6 +101,11 @@ class Runs:
         return self._nft.starts
 
     @property
+    def crew(self) -> Crew:
+        """The processes that launch and end runs."""
+        return self._crew
+
+    @property
     def host(self) -> SharedHost:
         """For whoever looks at a run in a thread of its own."""
         return self._host
@@ -107,6 +117,7 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._watch.fd, self._hear)
         self._settling = self._loop.call_later(_SETTLES_S, self._settle)
+        self._crew.begin()
         nft.run_by(self._nft)
         _raise_fd_limit(*self._fd_limit)
         found = await asyncio.gather(*(self._work(self._take_over, run_id) for run_id in self._state.run_ids()))
@@ -162,6 +173,7 @@ class Runs:
         await self._loop.shutdown_default_executor()
         for fd in list(self._door_fds):
             self._unmind(fd)
+        self._crew.close()
         self._doors.close()
         self._watch.close()
         self._host.close()
@@ -191,13 +203,12 @@ class Runs:
         undo the launch. `evidence` is completed at the end of the run, and closed. `refused_to` has the receipt of a run that is refused.
         """
         own, unwanted = _Own(streams), threading.Event()
-        start = partial(self._start, rights=rights, ways=ways, evidence=evidence, refused_to=refused_to)
+        begin = partial(self._start, rights=rights, ways=ways, evidence=evidence, refused_to=refused_to)
 
-        def checkpoint(_step: str) -> None:
-            if unwanted.is_set() or (stop is not None and stop.is_set()):
-                raise Interrupted(_TERM)
+        def is_unwanted() -> bool:
+            return unwanted.is_set() or (stop is not None and stop.is_set())
 
-        task = self._loop.create_task(self._launch(start, plan, owner, own, durable, checkpoint))
+        task = self._loop.create_task(self._launch(begin, plan, owner, own, durable, is_unwanted))
         self._launching.add(task)
         task.add_done_callback(self._launching.discard)
         try:
@@ -209,10 +220,10 @@ class Runs:
             raise
 
     async def _launch(
-        self, start: Callable[..., Run], plan: Plan, owner: int, own: _Own, durable: bool, checkpoint: Callable[[str], None]
+        self, begin: Callable[..., Run], plan: Plan, owner: int, own: _Own, durable: bool, is_unwanted: Callable[[], bool]
     ) -> Started:
         try:
-            run = await self._work(start, plan, own.streams, _durable(plan, owner) if durable else None, checkpoint)
+            run = await self._work(begin, plan, own.streams, _durable(plan, owner) if durable else None, is_unwanted)
         except BaseException:
             self._see_to_rest(plan.run_id)
             raise
@@ -228,7 +239,7 @@ class Runs:
         plan: Plan,
         streams: Streams,
         durable: Durable | None,
-        checkpoint: Callable[[str], None],
+        is_unwanted: Callable[[], bool],
         *,
         rights: User | None,
         ways: Ways,
@@ -237,46 +248,34 @@ class Runs:
     ) -> Run:
         try:
             self._require_free(plan.run_id)
-            run = launch(
+        except BaseException as error:
+            if evidence is not None:
+                evidence.__exit__(None, error, None)
+            raise
+        ways = replace(ways, limits={resource.RLIMIT_NOFILE: self._fd_limit, **ways.limits}, supervisor=os.getpid())
+        if durable is not None and evidence is None and not plan.has_door and self._crew.most:
+            run: Run = self._crew.launch(
+                _order(plan, self._durably, streams, durable, ways, rights),
+                [fd for fd in streams.descriptors() if fd is not None],
+                is_unwanted=is_unwanted,
+                refused_to=refused_to,
+            )
+        else:
+            run = start(
                 plan,
                 host=self._host,
                 state=self._state,
                 config=self._config if durable is None else self._durably,
                 streams=streams,
                 durable=durable,
-                checkpoint=checkpoint,
-                receipt_to=Sinks(*(sink for sink in (evidence, refused_to) if sink is not None)),
+                checkpoint=partial(_require_wanted, is_unwanted),
                 rights=rights,
-                ways=replace(ways, limits={resource.RLIMIT_NOFILE: self._fd_limit, **ways.limits}),
+                ways=ways,
                 door=_own_door if durable is None else self._doors.place,
+                evidence=evidence,
+                refused_to=refused_to,
             )
-        except BaseException as error:
-            if evidence is not None:
-                evidence.__exit__(None, error, None)
-            raise
         run.ear, run.glance_s = self._watch.ear, self._glance_s
-        run.receipt_to = evidence
-        if evidence is not None:
-            run.before_end, run.at_end = evidence.finish, evidence.close
-        try:
-            run.release()
-            if durable is not None and run.starter is not None:
-                # Nothing needs its threads any more; what dies with its parent dies with one of them.
-                run.starter.close()
-                if run.inside is not None and run.seal_stands:
-                    inside, run.inside = run.inside, Visit(run.inside.fd)
-                    inside.close()
-            # They stand in the record's receipt, and there are a thousand runs, each of which may have been asked for in a megabyte.
-            if evidence is None:
-                run.checks.clear()
-                run.plan = replace(run.plan, argv=run.plan.argv[:1], environment={})
-                run.spawned.args = ()
-        except BaseException as error:
-            try:
-                run.close()
-            except SealnetError as left:
-                error.add_note(str(left))
-            raise
         return run
 
     def _require_free(self, run_id: str) -> None:
@@ -292,7 +291,7 @@ class Runs:
             time.sleep(_TOLD_S)
 
     def _see_to(self, run: Run, terms: Terms) -> None:
-        live = Live(run, terms, look=self._look, work=self._end, keep=self._keep)
+        live = Live(run, terms, look=self._look, work=self._end, finish=self._finish)
         self._live[run.run_id] = live
         live.task.add_done_callback(partial(self._forget, live))
 
@@ -361,6 +360,15 @@ class Runs:
         # Not a durable one's alone: whoever asks later is to be told. A full /run keeps nobody from being told now.
         with contextlib.suppress(OSError):
             ended.keep(self._state, end)
+
+    def _finish(self, run: Run, ended: Ended) -> Ended:
+        """In another thread: take away a run that has ended so, and whose processes have."""
+        if isinstance(run, Adopted) and run.door is None and self._crew.most:
+            told = self._crew.end(run, ended)
+            if told is not None:
+                run.leave()
+                return told
+        return finish(run, ended, self._keep)
 
     def _forget(self, live: Live, _task: asyncio.Task[None]) -> None:
         del self._live[live.run.run_id]
@@ -458,6 +466,28 @@ class _Own:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
+
+
+def _order(plan: Plan, config: Config, streams: Streams, durable: Durable, ways: Ways, rights: User | None) -> Launch:
+    given, count = [], 0
+    for fd in streams.descriptors():
+        given.append(None if fd is None else count)
+        count += fd is not None
+    return Launch(
+        plan=plan,
+        config=config,
+        durable=durable,
+        ways=ways,
+        rights=rights,
+        streams=tuple(given),
+        controlling_terminal=streams.controlling_terminal,
+        console=streams.console,
+    )
+
+
+def _require_wanted(is_unwanted: Callable[[], bool], _step: str) -> None:
+    if is_unwanted():
+        raise Interrupted(signal.SIGTERM)
 
 
 def _own_door(user: User, _plan: Plan) -> Doorkeeper:

@@ -137,6 +137,7 @@ class Scrapes:
             records=runs.records(),
             launching=runs.launching,
             helper_starts=runs.helper_starts,
+            crew_died=runs.crew.died,
             reserved=reserved,
             most=self._most,
             open_fds=open_fds,

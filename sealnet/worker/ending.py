@@ -1,0 +1,39 @@
+"""The end of one run of the worker's: what it leaves is gathered and kept, then everything of it is taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from sealnet import ended as ends
+from sealnet import reap
+from sealnet.ended import Ended
+from sealnet.errors import SealnetError
+from sealnet.running import Run
+
+_AGAIN_S = 0.5
+
+
+def finish(run: Run, ended: Ended, keep: Callable[[Ended], None]) -> Ended:
+    """How a run has ended whose processes have, with what it tried and what could not be taken away.
+
+    `keep` is told before anything is taken away, and again if something of it stays.
+    """
+    tried: list[tuple[str, str, int, int]] = []
+    with contextlib.suppress(SealnetError, OSError):
+        tried = run.tried()
+    ended = replace(ended, tried=tuple(tried))
+    keep(ended)
+    try:
+        run.close(ended.status)
+    except SealnetError:
+        try:
+            # What was in the way (another program's transaction, a process that took its time) is mostly gone a moment later.
+            time.sleep(_AGAIN_S)
+            reap.teardown(run.host, run.claim.state, run.run_id, unless=lambda: run.claim.state.is_held(run.run_id))
+        except SealnetError as error:
+            ended = ends.with_fault(ended, error.message)
+            keep(ended)
+    return ended

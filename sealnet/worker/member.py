@@ -1,0 +1,237 @@
+"""A process of the worker's crew: it launches and ends runs, beside the worker's own interpreter, which runs one thread at a time.
+
+`python -I -m sealnet.worker.member FD WORKER STATE` is the first of them. It does nothing but fork the others, so that each begins with
+everything loaded and shares that memory. All of them end with the process WORKER.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from typing import Any
+
+from sealnet import ended as ends
+from sealnet.ended import Ended
+from sealnet.errors import Interrupted
+from sealnet.kernel import identity, messages
+from sealnet.records import State
+from sealnet.running import Run, Streams
+from sealnet.worker import ending, handover, launching
+from sealnet.worker.handover import TAKEN, Code, End, Launch, Launched, Refused
+from sealnet.worker.shared import SharedHost
+
+_CODE_S = 5.0
+_MOST_CODES = 4096
+
+
+class _Last:
+    """The last receipt that was written."""
+
+    path = "receipt"
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        self.data = data
+
+    def is_there(self) -> bool:
+        return True
+
+
+class Member:
+    """Each connection that comes over `control` is served by a thread of its own: one order after the other."""
+
+    def __init__(self, state: State, control: socket.socket) -> None:
+        self._state, self._control = state, control
+        self._host = SharedHost(state.path, state.tag)
+        # The bwraps that were started here, for the worker to be told how they end: nobody else can wait for them.
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._codes: dict[int, int] = {}
+
+    def serve(self) -> None:
+        """Until the worker has no use for it any more."""
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        own = os.pidfd_open(os.getpid())
+        messages.send(self._control, b"", [own])
+        os.close(own)
+        poller = select.poll()
+        for fd in (self._control.fileno(), woken):
+            poller.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(woken, 4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                try:
+                    _data, fds = messages.receive(self._control)
+                except (EOFError, ConnectionResetError):
+                    return
+                for fd in fds:
+                    threading.Thread(target=self._obey, args=(socket.socket(fileno=fd),), name="sealnet-orders", daemon=True).start()
+
+    def _obey(self, connection: socket.socket) -> None:
+        # The worker takes the end of a connection for that of the member, and sees to what was being done.
+        with connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            try:
+                while True:
+                    data, fds = messages.receive(connection)
+                    # From the worker: nobody else has the other end.
+                    order = pickle.loads(data)  # noqa: S301
+                    if isinstance(order, Launch):
+                        self._launch(connection, order, fds)
+                    elif isinstance(order, End):
+                        messages.send(connection, pickle.dumps(self._end(order, fds)))
+                    elif isinstance(order, Code):
+                        messages.send(connection, pickle.dumps(self._code(order.pid)))
+            except Exception:
+                if not isinstance(sys.exception(), EOFError | BrokenPipeError | ConnectionResetError):
+                    traceback.print_exc()
+                raise
+
+    def _launch(self, connection: socket.socket, order: Launch, fds: list[int]) -> None:
+        def checkpoint(_step: str) -> None:
+            # UNWANTED, or there is no worker any more.
+            if _is_readable(connection):
+                raise Interrupted(signal.SIGTERM)
+
+        receipt = _Last()
+        try:
+            stdin, stdout, stderr = (subprocess.DEVNULL if at is None else fds[at] for at in order.streams)
+            run = launching.start(
+                order.plan,
+                host=self._host,
+                state=self._state,
+                config=order.config,
+                streams=Streams(stdin, stdout, stderr, order.controlling_terminal, order.console),
+                durable=order.durable,
+                checkpoint=checkpoint,
+                rights=order.rights,
+                ways=order.ways,
+                refused_to=receipt,
+            )
+        except Exception as error:  # noqa: BLE001 - it is the worker's to say what it means
+            messages.send(connection, pickle.dumps(Refused(error=handover.told(error), receipt=receipt.data)))
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._hand_over(connection, run)
+
+    def _hand_over(self, connection: socket.socket, run: Run) -> None:
+        process = run.spawned
+        try:
+            messages.send(connection, pickle.dumps(Launched(record=run.record)), handover.descriptors(run))
+            while (word := connection.recv(1)) != TAKEN:
+                if not word:
+                    raise EOFError
+        except BaseException:
+            # Nobody has it.
+            run.close()
+            raise
+        run.leave()
+        self._children[process.pid] = process
+        # It may have ended before it was there to be waited for.
+        if process.poll() is not None:
+            self._ended(process)
+
+    def _end(self, order: End, fds: list[int]) -> Ended:
+        run = handover.take(self._host, self._state, order.config, order.record, fds)
+
+        def keep(end: Ended) -> None:
+            # A full /run keeps nobody from being told now.
+            with contextlib.suppress(OSError):
+                ends.keep(self._state, end)
+
+        return ending.finish(run, order.ended, keep)
+
+    # How what was started here has ended
+
+    def _code(self, pid: int) -> int | None:
+        process = self._children.get(pid)
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_CODE_S)
+                self._ended(process)
+        return self._codes.pop(pid, None)
+
+    def _reap(self) -> None:
+        """Wait for those that have ended. What a launch has started is its own to wait for until it is handed over."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if (known := self._children.get(found.si_pid)) is None:
+                break
+            known.wait()
+            self._ended(known)
+        # It is a launch's, and as long as that does not wait for it no other is seen.
+        for process in list(self._children.values()):
+            if process.poll() is not None:
+                self._ended(process)
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        if self._children.pop(process.pid, None) is None:
+            return
+        while len(self._codes) >= _MOST_CODES:
+            self._codes.pop(next(iter(self._codes)), None)
+        self._codes[process.pid] = process.returncode
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def main() -> None:
+    if len(sys.argv) != 4 or not all(word.isdecimal() for word in sys.argv[1:3]):
+        sys.exit("usage: python -I -m sealnet.worker.member FD WORKER STATE")
+    control, state = socket.socket(fileno=int(sys.argv[1])), State(sys.argv[3])
+    identity.die_with(int(sys.argv[2]))
+    # Members that have ended are waited for by nobody.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    first = os.getpid()
+    while True:
+        try:
+            _data, fds = messages.receive(control)
+        except (EOFError, ConnectionResetError):
+            os._exit(0)
+        if os.fork() == 0:
+            _live(state, control, fds, first)
+        for fd in fds:
+            os.close(fd)
+
+
+def _live(state: State, control: socket.socket, fds: list[int], first: int) -> Any:
+    """In a member; it does not come back."""
+    try:
+        identity.die_with(first)
+        control.close()
+        Member(state, socket.socket(fileno=fds[0])).serve()
+    except BaseException:  # noqa: BLE001 - what the first of them is for goes on elsewhere
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
