@@ -25,11 +25,13 @@ def teardown(
     inside: Any | None = None,
     everywhere: bool = False,
     unless: Callable[[], bool] = lambda: False,
+    end_is_kept: bool = False,
 ) -> bool:
     """Take everything of a run away, its record last. Whether there was a record of it or, where `everywhere` is looked, anything else.
 
     Needs the run id alone: what the record would tell is looked for where it is missing. Succeeds when there is nothing.
     `unless` is asked once nobody else can take the run away or claim its id any more; when it says yes, nothing is done.
+    `end_is_kept`: how a durable run has ended is known to whoever asks, and need not be found out.
     """
     with state.teardown_lock(run_id) as recorded:
         if unless():
@@ -38,7 +40,7 @@ def teardown(
         record = None
         with contextlib.suppress(NoSuchRun):
             record = state.read(run_id)
-        if record is not None and record.durable is not None:
+        if record is not None and record.durable is not None and not end_is_kept:
             _keep_end(state, record)
         if inside is None and (record is None or record.confinement != "open"):
             inside = host.join(run_id, record.netns_inode if record else None)

@@ -92,6 +92,8 @@ class Run:
         self.at_end: Callable[[], None] = lambda: None
         self.close_pipes: Callable[[], None] = lambda: None
         """Of our ends, which may still be read when the run is gone."""
+        self.end_is_kept = False
+        """Whether it is known how it has ended, should it be durable."""
         self.is_waited_away = False
         """Whether `wait` leaves nothing of it: for callers of the Python API."""
         self._final: int | None = None
@@ -584,7 +586,14 @@ class Run:
         self.end_doors()
         try:
             inside = self.inside if self.seal_stands else None
-            reap.teardown(self.host, self.claim.state, self.run_id, inside=inside, unless=lambda: not self.claim.stands())
+            reap.teardown(
+                self.host,
+                self.claim.state,
+                self.run_id,
+                inside=inside,
+                unless=lambda: not self.claim.stands(),
+                end_is_kept=self.end_is_kept,
+            )
         finally:
             try:
                 self._write_again()

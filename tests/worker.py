@@ -37,6 +37,9 @@ ALONE = ", alone"
 def pass_by(point: str, wanted: str | None, worker: int) -> None:
     """Die, or have the worker die, where that is wanted at this point."""
     if wanted == point or (wanted == point + ALONE and os.getpid() != worker):
+        if wanted != point:
+            # What has been let go by now is to be seen to run.
+            time.sleep(0.3)
         os.kill(worker if wanted == point else os.getpid(), signal.SIGKILL)
         # Whoever is not that worker dies with it.
         time.sleep(60)

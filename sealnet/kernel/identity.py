@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from sealnet.kernel import libc, netns
 from sealnet.model.plan import User
 
 # linux/prctl.h, linux/capability.h, linux/seccomp.h.
-_SET_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _CAPBSET_DROP, _SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+_SET_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _MODE_FILTER = 2
 _INSTRUCTION_SIZE = 8
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -58,7 +59,7 @@ def assume(user: User, program: bytes, *, outlives_starter: bool = False) -> Non
     For a process of its own with one thread; there is no way back. The order is setpriv(1)'s: what needs a capability comes first.
     Unless `outlives_starter`, it dies with the thread that started it.
     """
-    _drop_bounds()
+    libc.drop_bounds(_last_capability())
     os.setgroups(user.groups)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
@@ -84,7 +85,7 @@ def assume_in_thread(user: User, program: bytes) -> None:
 
     A socket is its maker's by the file system ids; ping(8)'s range of groups is of the effective one. For a thread that ends soon.
     """
-    _drop_bounds()
+    libc.drop_bounds(_last_capability())
     libc.set_effective_group(user.gid)
     libc.set_file_identity(user.uid, user.gid, user.groups)
     if libc.file_identity() != (user.uid, user.gid):
@@ -94,10 +95,9 @@ def assume_in_thread(user: User, program: bytes) -> None:
     _filter(program)
 
 
-def _drop_bounds() -> None:
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
-    for number in range(last + 1):
-        libc.prctl(_CAPBSET_DROP, number)
+@cache
+def _last_capability() -> int:
+    return int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="ascii"))
 
 
 def _filter(program: bytes) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from sealnet.kernel.host import Host
 from sealnet.kernel.output import Sink
 from sealnet.records import State
 from sealnet.worker import handover
-from sealnet.worker.handover import TAKEN, UNWANTED, Code, End, Launch, Refused
+from sealnet.worker.handover import TAKEN, UNWANTED, Code, End, Gone, Launch, Refused
 
 # How soon a launch that nobody wants any more is told so.
 _LOOK_MS = 20
@@ -131,7 +132,7 @@ class Crew:
                 answer, _fds = self._answer(connection)
         except (_Died, CannotSeal):
             return None
-        return answer if isinstance(answer, Ended) else None
+        return replace(ended, tried=answer.tried, fault=answer.fault) if isinstance(answer, Gone) else None
 
     def _code(self, member: _Member, pid: int) -> int | None:
         """What wait(2) told of a bwrap that this member has started."""

@@ -26,6 +26,7 @@ def finish(run: Run, ended: Ended, keep: Callable[[Ended], None]) -> Ended:
         tried = run.tried()
     ended = replace(ended, tried=tuple(tried))
     keep(ended)
+    run.end_is_kept = True
     try:
         run.close(ended.status)
     except SealnetError:

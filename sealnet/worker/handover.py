@@ -54,11 +54,19 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Take away a run, whose `descriptors` are beside it, and which has ended so; answered with the whole Ended."""
+    """Take away a run, whose `descriptors` are beside it, and which has ended so; answered with Gone."""
 
     record: Record
     config: Config
     ended: Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """What is to be added to how a run has ended. `fault`: something of it stays."""
+
+    tried: tuple[tuple[str, str, int, int], ...]
+    fault: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

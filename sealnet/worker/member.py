@@ -26,7 +26,7 @@ from sealnet.kernel import identity, messages
 from sealnet.records import State
 from sealnet.running import Run, Streams
 from sealnet.worker import ending, handover, launching
-from sealnet.worker.handover import TAKEN, Code, End, Launch, Launched, Refused
+from sealnet.worker.handover import TAKEN, Code, End, Gone, Launch, Launched, Refused
 from sealnet.worker.shared import SharedHost
 
 _CODE_S = 5.0
@@ -148,7 +148,7 @@ class Member:
         if process.poll() is not None:
             self._ended(process)
 
-    def _end(self, order: End, fds: list[int]) -> Ended:
+    def _end(self, order: End, fds: list[int]) -> Gone:
         run = handover.take(self._host, self._state, order.config, order.record, fds)
 
         def keep(end: Ended) -> None:
@@ -156,7 +156,8 @@ class Member:
             with contextlib.suppress(OSError):
                 ends.keep(self._state, end)
 
-        return ending.finish(run, order.ended, keep)
+        ended = ending.finish(run, order.ended, keep)
+        return Gone(tried=ended.tried, fault=ended.fault)
 
     # How what was started here has ended
 
