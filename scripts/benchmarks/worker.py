@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import subprocess
 import time
 from pathlib import Path
@@ -29,8 +28,8 @@ def measure(effort: Effort) -> Result:
     with broker() as port:
         asyncio.run(_measure(effort, result, port))
     result.notes.append(
-        "CPU is that of the worker's process alone, its threads together; programs that it starts, and the kernel on their behalf, are not"
-        f" in it. Runs are launched {_WIDTH} at a time, and the measured ones one after another. A policy rule concerns every run, so each"
+        "CPU and memory are those of the worker and its crew together; programs that they start, and the kernel on their behalf, are not"
+        f" in them. Runs are launched {_WIDTH} at a time, and the measured ones one after another. A policy rule concerns every run, so each"
         " is looked at: `CPU of a look` is for each."
     )
     return result
@@ -95,49 +94,60 @@ async def _measure(effort: Effort, result: Result, port: int) -> None:
 
     launches = result.group("the next sealed run, beside")
     await asyncio.gather(*(launch_some() for _ in range(_WIDTH)))
-    began_with, own = number, _pss()
+    began_with, own = number, _pss(runs)
     sizes = _QUICK_SIZES if effort.quick else _SIZES
     for size in sizes:
         await asyncio.gather(*(launch_some() for _ in range(size - (number - others))))
-        cpu, took = _cpu_ms(), [await launch() for _ in range(effort.rounds(_MEASURED))]
+        cpu, took = _cpu_ms(runs), [await launch() for _ in range(effort.rounds(_MEASURED))]
         control = None if size == sizes[0] else f"{sizes[0]} others"
         launches.add(f"{size} others", took, control=control)
-        launches.add(f"{size} others: CPU", [(_cpu_ms() - cpu) / len(took)], control=None if control is None else f"{control}: CPU")
+        launches.add(f"{size} others: CPU", [(_cpu_ms(runs) - cpu) / len(took)], control=None if control is None else f"{control}: CPU")
 
     live = number - others
     kept = result.group(f"each of {live} runs that live")
-    kept.add("memory of a worker without any, about", [(own - (_pss() - own) / (number - began_with) * _WIDTH) / 1024], unit="kB")
-    kept.add("memory of the worker", [(_pss() - own) / (number - began_with) / 1024], unit="kB")
+    kept.add("memory of a worker without any, about", [(own - (_pss(runs) - own) / (number - began_with) * _WIDTH) / 1024], unit="kB")
+    kept.add("memory of the worker", [(_pss(runs) - own) / (number - began_with) / 1024], unit="kB")
     kept.add("descriptors", [len(os.listdir("/proc/self/fd")) / live], unit="")
     kept.add("threads of the worker, all together", [len(os.listdir("/proc/self/task"))], unit="")
     pause_s = _QUICK_IDLE_S if effort.quick else _IDLE_S
-    cpu = _cpu_ms()
+    cpu = _cpu_ms(runs)
     await asyncio.sleep(pause_s)
-    kept.add("CPU in each second, all together", [(_cpu_ms() - cpu) / pause_s])
-    cpu = _cpu_ms()
+    kept.add("CPU in each second, all together", [(_cpu_ms(runs) - cpu) / pause_s])
+    cpu = _cpu_ms(runs)
     for verb in ("add", "del"):
         subprocess.run(["/usr/sbin/ip", "rule", verb, "pref", "30000", "to", "203.0.113.0/24", "table", "77"], check=True)
         # Each has been looked at when nothing is spent any more.
         before = -1.0
-        while _cpu_ms() - before > 100:
-            before = _cpu_ms()
+        while _cpu_ms(runs) - before > 100:
+            before = _cpu_ms(runs)
             await asyncio.sleep(0.5)
-    kept.add("CPU of a look", [(_cpu_ms() - cpu) / 2 / live])
+    kept.add("CPU of a look", [(_cpu_ms(runs) - cpu) / 2 / live])
 
-    began, cpu = time.perf_counter(), _cpu_ms()
-    await runs.close(end=True)
+    began, cpu = time.perf_counter(), _cpu_ms(runs)
+    await asyncio.gather(*(runs.kill(record.run_id) for record in runs.records()))
+    while runs.records():
+        await asyncio.sleep(0.01)
     at_end = result.group(f"{live} runs that end together")
     at_end.add("for each", [(time.perf_counter() - began) * 1e3 / live])
-    at_end.add("for each: CPU", [(_cpu_ms() - cpu) / live])
+    at_end.add("for each: CPU", [(_cpu_ms(runs) - cpu) / live])
+    await runs.close(end=True)
 
 
-def _cpu_ms() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return (used.ru_utime + used.ru_stime) * 1e3
+def _cpu_ms(runs: Runs) -> float:
+    ticks = 0
+    for pid in (os.getpid(), *runs.crew.pids):
+        # Its name, in brackets, may have spaces: utime and stime are the 12th and 13th words behind it (proc_pid_stat(5)).
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        ticks += int(words[11]) + int(words[12])
+    return ticks * 1e3 / os.sysconf("SC_CLK_TCK")
 
 
-def _pss() -> int:
-    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
+def _pss(runs: Runs) -> int:
+    return sum(_pss_of(pid) for pid in (os.getpid(), *runs.crew.pids))
+
+
+def _pss_of(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("the kernel tells no PSS of this process")

@@ -44,7 +44,7 @@ from sealnet.worker.shared import SharedHost, SharedWatch
 T = TypeVar("T")
 
 # Most of a launch and of a teardown is waiting for the kernel (RCU), which waits for many at once.
-_THREADS, _ENDERS, _LOOKERS = 16, 64, 4
+_THREADS, _ENDERS, _LOOKERS = 16, 32, 4
 _GLANCES_EACH_S, _SETTLES_S = 100, 2.0
 _TOLD_S = 0.005
 # A run has six.

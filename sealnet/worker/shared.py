@@ -31,10 +31,10 @@ class SharedHost(Host):
         self._own = threading.local()
         self._made: list[Host] = []
         self._taken = Taken()
-        self._granting = Together(alone=self._grant, together=self._grant_all)
+        self._granting = Together(alone=self._grant, together=self._grant_all, turn=_Turn(self))
         self._asking = Together(alone=super().is_connected, together=self._are_connected)
-        self._revoking = Together(alone=super().revoke, together=self._revoke_all)
-        self._deleting = Together(alone=self._delete, together=self._delete_all)
+        self._revoking = Together(alone=super().revoke, together=self._revoke_all, turn=_Turn(self))
+        self._deleting = Together(alone=self._delete, together=self._delete_all, turn=_Turn(self))
 
     def __getattr__(self, name: str) -> Any:
         # What Host.__init__ would have made once for all.
@@ -42,9 +42,23 @@ class SharedHost(Host):
             raise AttributeError(name)
         host: Host | None = getattr(self._own, "host", None)
         if host is None:
-            self._own.host = host = Host(self._directory, self.tag)
-            self._made.append(host)
+            self._own.host = host = self._make()
         return getattr(host, name)
+
+    def _make(self) -> Host:
+        host = Host(self._directory, self.tag)
+        self._made.append(host)
+        return host
+
+    def lend(self, lent: Host | None) -> tuple[Host, Host | None]:
+        """Have the calling thread see the host by what is `lent` to it, made where that is None; and by what it saw it before."""
+        before: Host | None = getattr(self._own, "host", None)
+        self._own.host = lent = self._make() if lent is None else lent
+        return lent, before
+
+    def give_back(self, before: Host | None) -> None:
+        """See it as before."""
+        self._own.host = before
 
     def see_taken(self, runs: list[Occupant]) -> list[Occupant]:
         """By whoever holds the lock under which subnets are reserved."""
@@ -97,6 +111,21 @@ class SharedHost(Host):
         for host in self._made:
             host.close()
         self._made.clear()
+
+
+class _Turn:
+    """What only one thread at a time does, each with the same sockets: one libnftables for them all, and not for each of them."""
+
+    def __init__(self, shared: SharedHost) -> None:
+        self._shared = shared
+        self._host: Host | None = None
+        self._before: Host | None = None
+
+    def __enter__(self) -> None:
+        self._host, self._before = self._shared.lend(self._host)
+
+    def __exit__(self, *_: object) -> None:
+        self._shared.give_back(self._before)
 
 
 class Ear:

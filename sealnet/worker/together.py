@@ -25,10 +25,18 @@ class Together(Generic[T, R]):
     """One thread does it at a time, for all who have come by then; whoever comes meanwhile is served by the next, which is one of them.
 
     `together` answers for each, in order. Where it raises SealnetError, each goes alone, and is told by `alone` what is the matter.
+    Who does it for all does it in a `turn`, which nobody else is in.
     """
 
-    def __init__(self, *, alone: Callable[[T], R], together: Callable[[Sequence[T]], Sequence[R]]) -> None:
+    def __init__(
+        self,
+        *,
+        alone: Callable[[T], R],
+        together: Callable[[Sequence[T]], Sequence[R]],
+        turn: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
         self._alone, self._together = alone, together
+        self._turn = contextlib.nullcontext() if turn is None else turn
         self._lock = threading.Lock()
         self._is_busy = False
         self._waiting: list[_Wanted[T, R]] = []
@@ -44,11 +52,12 @@ class Together(Generic[T, R]):
             with self._lock:
                 found, self._waiting = self._waiting, []
             try:
-                if found == [own]:
-                    return self._alone(what)
-                with contextlib.suppress(SealnetError):
-                    for one, answer in zip(found, self._together([one.what for one in found]), strict=True):
-                        one.answer.append(answer)
+                with self._turn:
+                    if found == [own]:
+                        return self._alone(what)
+                    with contextlib.suppress(SealnetError):
+                        for one, answer in zip(found, self._together([one.what for one in found]), strict=True):
+                            one.answer.append(answer)
             finally:
                 # Who has been served does not wait for who comes next.
                 self._hand_on([one for one in found if one is not own])

@@ -85,6 +85,35 @@ def test_each_thread_has_sockets_of_its_own(shared: SharedHost) -> None:
         shared.nothing  # noqa: B018
 
 
+def test_whose_turn_it_is_has_the_turns_own_sockets_and_only_then(host: Host, shared: SharedHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every thread that was ever next would keep a libnftables of its own."""
+    found = add(host, *(f"link{number}" for number in range(6)))
+    used: list[tuple[Netlink, int]] = []
+    real = links.remove
+
+    def remove(nl: Netlink, index: int, name: str) -> None:
+        used.append((nl, threading.get_ident()))
+        real(nl, index, name)
+
+    monkeypatch.setattr(links, "remove", remove)
+    own: list[Netlink] = []
+
+    def delete(index: int, name: str) -> None:
+        before = shared.netlink
+        shared.delete_link(index, name)
+        assert shared.netlink is before
+        own.append(before)
+
+    for one in found:
+        thread = threading.Thread(target=delete, args=one)
+        thread.start()
+        thread.join()
+
+    assert len(used) == len(own) == 6
+    assert len({id(nl) for nl, _thread in used}) == 1
+    assert not {id(nl) for nl, _thread in used} & {id(nl) for nl in own}
+
+
 @pytest.mark.parametrize("refuses", [False, True])
 def test_many_who_delete_at_once_find_their_links_gone(
     host: Host, shared: SharedHost, monkeypatch: pytest.MonkeyPatch, refuses: bool
