@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from e2e import test_worker_durable as durable
 from e2e.test_worker_durable import SH, WAITS, Worker
+from e2e.test_worker_runs import OWNER, QUIET, in_worker, plan
+from sealnet.errors import CannotSeal
 from sealnet.kernel import process
-from sealnet.records import State
+from sealnet.records import ALIVE, State
+from sealnet.worker import handover
+from sealnet.worker.runs import Runs
 from tests.lab import Host, wait_for
-from tests.worker import ALONE
+from tests.worker import ALONE, NO_MORE, ODD, STAYS
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -35,7 +42,7 @@ def test_who_dies_in_a_launch_leaves_nothing_of_it_and_everything_of_the_others(
     for number, point in enumerate(POINTS):
         # What had been let go is ended: its caller was told that it does not run.
         assert worker.launch(f"victim-{number}", lives, lease_port=8080) == "CannotSeal", point
-        assert State(host.state).run_ids() == ["beside"], point
+        assert os.listdir(host.state / "runs") == ["beside"], point
         assert worker.do("live") == ["beside"]
     assert Path("ran").exists()
     assert worker.do("crew")[1] == len(POINTS)
@@ -58,6 +65,97 @@ def test_who_dies_while_it_takes_a_run_away_is_followed_by_the_worker_itself(hos
     assert idle(host)
     assert worker.do("crew")[1] == 1
     worker.close()
+
+
+def test_a_dead_launch_is_not_cleaned_up_into_somebody_elses_run(host: Host) -> None:
+    """One of the Python API has no holder while its program is away."""
+    silent = "stdin=-3, stdout=-3, stderr=-3"
+    script = f"import sealnet; sealnet.Sealer().launch(['sleep', '600'], run_id='theirs', durable=True, cwd='/', {silent})"
+    host.run(sys.executable, "-c", script)
+    record = host.record("theirs")
+    assert record is not None
+    assert record["state"] == "running"
+    assert not State(host.state).is_held("theirs")
+    worker = Worker(host, {"theirs": "begun" + ALONE})
+
+    assert worker.launch("theirs", ["true"]) == "CannotSeal"
+    assert worker.do("crew")[1] == 1
+
+    assert host.record("theirs") == record
+    assert State(host.state).is_held("theirs", ALIVE)
+    worker.close()
+    assert host.sealnet("reap", "theirs").returncode == 0
+
+
+def test_what_cannot_be_taken_away_is_told_and_concerns_no_other_run(host: Host) -> None:
+    worker = Worker(host, {"stays": STAYS, "odd": ODD})
+    for name in ("stays", "odd", "other"):
+        worker.launch(name, WAITS)
+    Path("go").touch()
+
+    status, fault, owner, has_receipt = worker.do("wait", "stays")
+    assert (status, owner, has_receipt) == (6, 1000, True)
+    assert fault == "cannot tear down run stays: it stays"
+    assert worker.do("wait", "odd") == [6, None, 1000, True]
+    assert worker.do("wait", "other") == [6, None, 1000, True]
+    assert worker.do("crew")[1] == 0
+    wait_for(lambda: idle(host), timeout_s=20, what="it is tried again")
+    worker.close()
+
+
+def test_where_there_can_be_no_more_of_them_those_that_there_are_do_it_all(host: Host) -> None:
+    worker = Worker(host, {NO_MORE: "1"})
+    names = [f"one-{number}" for number in range(8)]
+
+    asked = [worker.ask("launch", [*SH, "exit 3"], {"run_id": name}) for name in names]
+
+    assert [worker.answer(each) for each in asked] == names
+    assert [worker.do("wait", name)[0] for name in names] == [3] * 8
+    pids, died, _fds = worker.do("crew")
+    assert (len(pids), died) == (2, 0)
+    worker.close()
+
+
+@pytest.mark.parametrize("which", ["the first", "a member", "all"])
+def test_one_that_is_halted_is_made_to_go_on(host: Host, which: str) -> None:
+    worker = Worker(host)
+    worker.launch("before", WAITS)
+    first, *members = worker.do("crew")[0]
+    for pid in {"the first": [first], "a member": members, "all": [first, *members]}[which]:
+        os.kill(pid, signal.SIGSTOP)
+
+    names = [f"one-{number}" for number in range(4)]
+    asked = [worker.ask("launch", WAITS, {"run_id": name}) for name in names]
+    assert [worker.answer(each) for each in asked] == names
+    Path("go").touch()
+    assert [worker.do("wait", name)[0] for name in ("before", *names)] == [6] * 5
+    assert worker.do("crew")[1] == 0
+    worker.close()
+
+
+def test_a_run_that_its_worker_cannot_take_is_gone_when_that_is_told(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, taken = handover.take, 0
+
+    def take(*arguments: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == 1:
+            for fd in arguments[-1]:
+                os.close(fd)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(*arguments)
+
+    monkeypatch.setattr(handover, "take", take)
+
+    async def story(runs: Runs) -> None:
+        asked = plan("untaken", "sleep", "600")
+        with pytest.raises(CannotSeal, match="cannot start run untaken: Too many open files"):
+            await runs.launch(asked, owner=OWNER, streams=QUIET)
+        assert idle(host)
+        await runs.launch(asked, owner=OWNER, streams=QUIET)
+        assert runs.crew.died == 0
+
+    in_worker(host, story, crew=1)
 
 
 def test_they_are_gone_with_their_worker_however_it_ends(host: Host) -> None:

@@ -238,7 +238,7 @@ class State:
             try:
                 locks.acquire(fd)
                 # Whoever held it before may have removed the directory, and somebody may have claimed the id anew.
-                if _is(fd, directory):
+                if is_at(fd, directory):
                     yield (directory / "record.json").exists()
                     return
             finally:
@@ -333,7 +333,7 @@ class Claim:
 
     def stands(self) -> bool:
         """Whether the run's directory is still this claim's."""
-        return _is(self.fd, self.directory)
+        return is_at(self.fd, self.directory)
 
     def update(self, **changes: object) -> None:
         """Change the record; a reader sees the old one or the new one, whole."""
@@ -380,7 +380,8 @@ def _is_own(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
-def _is(fd: int, path: Path) -> bool:
+def is_at(fd: int, path: Path) -> bool:
+    """Whether a path leads to what a descriptor is of."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:

@@ -7,6 +7,7 @@ With SEALNET_TESTS_CLOCK the time of day is another one, years before or after, 
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -14,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sealnet import ended, reap, request
-from sealnet.errors import SealnetError
+from sealnet import ended, reap, request, seal
+from sealnet.errors import CannotTearDown, SealnetError
 from sealnet.model.config import Config
 from sealnet.records import State
 from sealnet.running import Run, Streams
@@ -32,6 +34,9 @@ QUIET = Streams(subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)
 
 # Behind a point: one of the crew that comes to it dies there, and its worker does not.
 ALONE = ", alone"
+STAYS, ODD = "stays", "odd"
+# Among the runs: how many members there can be.
+NO_MORE = "no more than"
 
 
 def pass_by(point: str, wanted: str | None, worker: int) -> None:
@@ -61,6 +66,8 @@ def plan_deaths(points: dict[str, str], worker: int) -> None:
     launch = launching.launch
 
     def launched(plan: Any, *, checkpoint: Callable[[str], None], **options: Any) -> Run:
+        pass_by("begun", points.get(plan.run_id), worker)
+
         def told(step: str) -> None:
             checkpoint(step)
             pass_by(step, points.get(plan.run_id), worker)
@@ -77,6 +84,24 @@ def plan_deaths(points: dict[str, str], worker: int) -> None:
     after(State, "release", "its subnet released", lambda _state, run_id, *_, **__: run_id)
     after(reap, "teardown", "torn down", lambda _host, _state, run_id, **_: run_id)
     after(Live, "_time_out", "timed out", lambda live: live.run.run_id)
+    plan_failures(points)
+
+
+def plan_failures(points: dict[str, str]) -> None:
+    """What cannot be taken away, at first: a run that STAYS, twice; one that is ODD, once in each process, for a reason nobody knows."""
+    real, failed = seal.teardown, Counter[str]()
+
+    def teardown(kernel: Any, what: Any, **options: Any) -> None:
+        wanted = points.get(what.run_id)
+        if wanted in (STAYS, ODD):
+            failed[what.run_id] += 1
+            if wanted == STAYS and failed[what.run_id] <= 2:
+                raise CannotTearDown(f"cannot tear down run {what.run_id}: it stays")
+            if wanted == ODD and failed[what.run_id] == 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(kernel, what, **options)
+
+    seal.teardown = teardown
 
 
 def unsettle_clock() -> None:

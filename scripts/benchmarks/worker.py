@@ -29,8 +29,8 @@ def measure(effort: Effort) -> Result:
         asyncio.run(_measure(effort, result, port))
     result.notes.append(
         "CPU and memory are those of the worker and its crew together; programs that they start, and the kernel on their behalf, are not"
-        f" in them. Runs are launched {_WIDTH} at a time, and the measured ones one after another. A policy rule concerns every run, so each"
-        " is looked at: `CPU of a look` is for each."
+        f" in them. Runs are launched {_WIDTH} at a time, the measured ones one after another. A policy rule concerns every run, so each is"
+        " looked at: `CPU of a look` is for each."
     )
     return result
 

@@ -420,6 +420,7 @@ class _Census:
         self._lock = threading.Lock()
         self._begun = 0
         self._taken: tuple[int, dict[int, list[int]]] = (0, {})
+        self._dead: set[int] = set()
 
     def take(self) -> dict[int, list[int]]:
         """By inode, as of some moment after this call; but our own process."""
@@ -431,15 +432,29 @@ class _Census:
                 self._taken = (self._begun, self._look())
             return self._taken[1]
 
-    @staticmethod
-    def _look() -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        own = os.getpid()
-        for pid in process.pids():
-            inode = netns.inode_of(pid)
-            if inode is not None and pid != own:
-                found.setdefault(inode, []).append(pid)
+    def _look(self) -> dict[int, list[int]]:
+        found, dead = _scan()
+        if dead - self._dead:
+            # One that has died since they were listed may have had a child by then, which was not yet to be listed.
+            again, dead = _scan()
+            for inode, pids in again.items():
+                found[inode] = sorted({*pids, *found.get(inode, ())})
+        self._dead = dead
         return found
+
+
+def _scan() -> tuple[dict[int, list[int]], set[int]]:
+    """Each process but our own by the inode of its namespace; and those that are dead, or were so before it was their turn."""
+    found: dict[int, list[int]] = {}
+    dead: set[int] = set()
+    own = os.getpid()
+    for pid in process.pids():
+        inode = netns.inode_of(pid)
+        if inode is None:
+            dead.add(pid)
+        elif pid != own:
+            found.setdefault(inode, []).append(pid)
+    return found, dead
 
 
 _CENSUS = _Census()

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,29 +20,33 @@ from typing import Any
 from sealnet import reap
 from sealnet.adopt import Adopted
 from sealnet.ended import Ended
-from sealnet.errors import CannotSeal, SealnetError
+from sealnet.errors import CannotSeal, CannotTearDown, NoSuchRun, SealnetError
 from sealnet.kernel import messages, process
 from sealnet.kernel.host import Host
 from sealnet.kernel.output import Sink
+from sealnet.model.durable import is_api_run
+from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.worker import handover
 from sealnet.worker.handover import TAKEN, UNWANTED, Code, End, Gone, Launch, Refused
 
-# How soon a launch that nobody wants any more is told so.
-_LOOK_MS = 20
+# How soon a launch that nobody wants any more is told so, and one of the crew that was halted (SIGSTOP) is made to go on.
+_LOOK_MS, _HALTED_S = 20, 1.0
 _BEGINS_S, _ENDS_S = 30.0, 5.0
+# How long one waits for another member where there is one.
+_ANOTHER_S = 2.0
 # mallopt(3). With an arena for each thread a process that has launched many at once keeps 8 MB more.
 _SMALL = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _PROGRAM = (sys.executable, "-I", "-m", "sealnet.worker.member")
 
 
-class _Died(Exception):
-    """A member, at work."""
+class _Failed(Exception):
+    """The member that was asked has died, or the connection to it has ended. Nothing goes on of what was asked."""
 
 
 class _Member:
-    def __init__(self, control: socket.socket, pidfd: int) -> None:
-        self.control, self.pidfd = control, pidfd
+    def __init__(self, control: socket.socket, pid: int, pidfd: int) -> None:
+        self.control, self.pid, self.pidfd = control, pid, pidfd
         self.idle: list[socket.socket] = []
         self.orders = 0
         """How many it is at."""
@@ -55,23 +60,30 @@ class _Member:
         """One that is at nothing: it ends by itself, or is killed."""
         for connection in (*self.idle, self.control):
             connection.close()
+        self.go_on()
         if not _ends_within(self.pidfd, _ENDS_S):
-            self.kill()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            _ends_within(self.pidfd, _ENDS_S)
         os.close(self.pidfd)
 
-    def kill(self) -> None:
-        """And wait until nothing of it is left: what it has locked is free, what it held is dead."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        _ends_within(self.pidfd, _ENDS_S)
+    def go_on(self) -> None:
+        """Whoever has halted it: all that others may do is wait for it."""
+        if process.is_stopped(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
 
 
 class Crew:
     """For any number of threads. Members are started as they are needed, and stay: each is given what those before it are too busy for."""
 
-    def __init__(self, host: Host, state: State, most: int) -> None:
+    def __init__(self, host: Host, state: State, most: int, *, is_ours: Callable[[str], bool], left: Callable[[str], None]) -> None:
+        """`is_ours` tells of a run whether it lives, or is being launched, here. `left` is told of what could not be cleaned up yet, in any
+        thread: it is for `clean_up`, later.
+        """
         self._host, self._state, self.most = host, state, most
-        self._lock = threading.Lock()
+        self._is_ours, self._left = is_ours, left
+        self._lock, self._recruiting = threading.Lock(), threading.Lock()
         self._first: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._members: list[_Member] = []
@@ -82,69 +94,98 @@ class Crew:
         """Start the first process, so that nobody waits for it later. To be called by a thread that lives as long as this: what it starts
         dies with it.
         """
-        with self._lock:
+        with self._recruiting:
             if self.most:
                 self._start()
 
     @property
     def pids(self) -> list[int]:
         """Of all its processes, the first of all first."""
-        with self._lock:
-            pids = [] if self._first is None else [self._first.pid]
-            return pids + (process.children(pids[0]) if pids else [])
+        first = self._first
+        return [] if first is None else [first.pid, *process.children(first.pid)]
+
+    # Orders
 
     def launch(self, order: Launch, fds: Sequence[int], *, is_unwanted: Callable[[], bool], refused_to: Sink | None) -> Adopted:
-        """Have a run launched. Raises SealnetError: nothing of it ran and nothing is left."""
+        """Have a run launched. Raises SealnetError: nothing of it ran and nothing is left, but what its notes say."""
+        run_id = order.plan.run_id
         try:
             with self._member() as (member, connection):
                 messages.send(connection, pickle.dumps(order), fds)
-                is_told_so = _await(connection, is_unwanted)
-                answer, given = self._answer(connection)
-                if not isinstance(answer, Refused):
-                    run = handover.take(self._host, self._state, order.config, answer.record, given)
-                    run.ask_code = partial(self._code, member, (run.record.durable or {}).get("bwrap_pid") or 0)
-                    # It runs, whatever becomes of the member.
-                    with contextlib.suppress(OSError):
-                        connection.sendall(TAKEN)
-                    return run
+                is_told_so = _await(member, connection, is_unwanted)
+                try:
+                    answer, given = self._answer(connection)
+                    if not isinstance(answer, Refused):
+                        return self._take(member, connection, order, answer.record, given)
+                except OSError as error:
+                    # No descriptor is left, most often. Who has launched it sees that it is not taken, and takes it away.
+                    connection.shutdown(socket.SHUT_WR)
+                    _drain(connection)
+                    raise _Failed from error
                 if is_told_so:
                     # It may not have read that.
                     connection.close()
-        except _Died as died:
-            raise self._clean_up(order.plan.run_id) from died
+        except _Failed as failed:
+            told = failed.__cause__
+            lost = CannotSeal(f"cannot start run {run_id}: {_why(told)}", hint="try again")
+            try:
+                self.clean_up(run_id)
+            except (SealnetError, OSError) as left:
+                lost.add_note(str(left))
+                self._left(run_id)
+            raise lost from failed
         if refused_to is not None and answer.receipt is not None:
             refused_to.write(answer.receipt)
         raise answer.error
 
-    def _clean_up(self, run_id: str) -> CannotSeal:
-        """A member died while it launched a run: what there is of that is taken away, also a payload that was let go."""
-        error = CannotSeal(f"cannot start run {run_id}: the process that was launching it has ended", hint="try again")
+    def _take(self, member: _Member, connection: socket.socket, order: Launch, record: Any, fds: Sequence[int]) -> Adopted:
+        run = handover.take(self._host, self._state, order.config, record, fds)
+        run.ask_code = partial(self._code, member, (record.durable or {}).get("bwrap_pid") or 0)
+        # It runs, whatever becomes of the member.
+        with contextlib.suppress(OSError):
+            connection.sendall(TAKEN)
+        return run
+
+    def clean_up(self, run_id: str) -> None:
+        """A launch of ours has failed, and nobody knows how far it came: what there is of it is taken away, also a payload that was let go.
+
+        Raises CannotTearDown, and then it is to be tried again.
+        """
+        reap.teardown(self._host, self._state, run_id, unless=partial(self._is_anothers, run_id))
+        self._state.sweep()
+
+    def _is_anothers(self, run_id: str) -> bool:
+        """Whether there is a run of that id that never was the one that we were to launch, or that somebody has by now."""
         try:
-            reap.teardown(self._host, self._state, run_id, unless=partial(self._state.is_held, run_id))
-        except SealnetError as left:
-            error.add_note(str(left))
-        return error
+            record, pid = self._state.read(run_id), os.getpid()
+        except NoSuchRun:
+            return self._state.is_held(run_id)
+        if is_api_run(record) or (record.supervisor, record.supervisor_start) != (pid, process.start_time(pid)):
+            return True
+        if self._state.is_held(run_id) and not self._is_ours(run_id):
+            raise CannotTearDown(f"cannot take run {run_id} away: who was launching it has not let go of it yet")
+        return self._state.is_held(run_id)
 
     def end(self, run: Adopted, ended: Ended) -> Ended | None:
         """Have a run taken away that has ended so; None: it could not be, and is still to be. What is open of it stays the caller's."""
         order = End(record=run.record, config=run.config, ended=ended)
-        try:
-            with self._member() as (_member, connection):
-                messages.send(connection, pickle.dumps(order), handover.descriptors(run))
-                answer, _fds = self._answer(connection)
-        except (_Died, CannotSeal):
-            return None
+        answer = self._ask(order, handover.descriptors(run))
         return replace(ended, tried=answer.tried, fault=answer.fault) if isinstance(answer, Gone) else None
 
     def _code(self, member: _Member, pid: int) -> int | None:
         """What wait(2) told of a bwrap that this member has started."""
-        try:
-            with self._member(member) as (_member, connection):
-                messages.send(connection, pickle.dumps(Code(pid=pid)))
-                answer, _fds = self._answer(connection)
-        except (_Died, CannotSeal):
-            return None
+        answer = self._ask(Code(pid=pid), wanted=member)
         return answer if isinstance(answer, int) else None
+
+    def _ask(self, order: object, fds: Sequence[int] = (), wanted: _Member | None = None) -> Any:
+        """What a member answers; None where none can be had."""
+        try:
+            with self._member(wanted) as (member, connection):
+                messages.send(connection, pickle.dumps(order), fds)
+                _await(member, connection)
+                return self._answer(connection)[0]
+        except (_Failed, CannotSeal, pickle.UnpicklingError):
+            return None
 
     @staticmethod
     def _answer(connection: socket.socket) -> tuple[Any, list[int]]:
@@ -156,11 +197,11 @@ class Crew:
 
     @contextlib.contextmanager
     def _member(self, wanted: _Member | None = None) -> Iterator[tuple[_Member, socket.socket]]:
-        """A member, and a connection to it that nobody else uses. Raises _Died: it is dead by then; CannotSeal where none can be had."""
+        """A member, and a connection that nobody else uses. Raises _Failed: nothing goes on there; CannotSeal where none can be had."""
+        member = self._choose() if wanted is None else wanted
         with self._lock:
-            member = self._choose() if wanted is None else wanted
-            if member not in self._members:
-                raise _Died
+            if member.is_lost:
+                raise _Failed
             member.orders += 1
             connection = member.idle.pop() if member.idle else None
         try:
@@ -170,12 +211,12 @@ class Crew:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            is_lost = isinstance(error, EOFError | BrokenPipeError | ConnectionResetError)
-            if is_lost:
+            has_failed = isinstance(error, _Failed) or _is_end(error)
+            if has_failed and _ends_within(member.pidfd, _HALTED_S):
                 self._lose(member)
             self._give_back(member, None)
-            if is_lost:
-                raise _Died from error
+            if has_failed:
+                raise _Failed from (error.__cause__ if isinstance(error, _Failed) else error)
             if isinstance(error, OSError):
                 raise CannotSeal(f"cannot launch or end a run: {error.strerror}") from error
             raise
@@ -186,49 +227,76 @@ class Crew:
             member.orders -= 1
             if connection is not None and connection.fileno() >= 0:
                 member.idle.append(connection)
-            if member.is_lost and not member.orders:
-                member.end()
+            is_over = member.is_lost and not member.orders
+        if is_over:
+            member.end()
 
     def _lose(self, member: _Member) -> None:
-        """It has died; or only the one connection has ended, and what it was doing there is nobody's. It is dead when this returns."""
+        """It has died."""
         with self._lock:
-            if member in self._members:
+            if not member.is_lost:
                 self._members.remove(member)
                 self.died += 1
                 member.is_lost = True
-        member.kill()
 
     def _choose(self) -> _Member:
-        """The one with the least to do, or a new one."""
-        for dead in [one for one in self._members if not one.orders and not one.is_alive]:
-            self._members.remove(dead)
-            self.died += 1
-            dead.end()
-        least = min(self._members, key=lambda one: one.orders, default=None)
-        if least is None or (least.orders and len(self._members) < self.most):
+        """The one with the least to do, or a new one. Raises CannotSeal where there is none, and none can be had."""
+        least = self._least()
+        if least is not None and (not least.orders or len(self._members) >= self.most):
+            return least
+        # Who waits for the first one waits; nobody waits for another while there is one.
+        if self._recruiting.acquire(blocking=least is None):
             try:
-                least = self._recruit()
-            except (OSError, EOFError) as error:
+                least = least or self._least()
+                if least is None or least.orders:
+                    return self._recruit(_BEGINS_S if least is None else _ANOTHER_S)
+            except (OSError, EOFError, CannotSeal) as error:
                 if least is None:
-                    raise CannotSeal(f"cannot start a process that launches runs: {error or 'it has ended'}") from error
+                    why = error.strerror if isinstance(error, OSError) else str(error) or "it has ended"
+                    raise CannotSeal(
+                        f"cannot start a process that launches runs: {why}", hint="try again, or restart the worker"
+                    ) from error
+            finally:
+                self._recruiting.release()
+        if least is None:
+            raise RuntimeError("who waits for the first one has it, or is told why not")
         return least
 
-    def _recruit(self) -> _Member:
+    def _least(self) -> _Member | None:
+        with self._lock:
+            known = list(self._members)
+        for dead in [one for one in known if not one.is_alive]:
+            known.remove(dead)
+            self._lose(dead)
+            if not dead.orders:
+                dead.end()
+        return min(known, key=lambda one: one.orders, default=None)
+
+    def _recruit(self, within_s: float) -> _Member:
+        """By whoever recruits."""
         if self._first is None or self._first.poll() is not None:
             self._start()
+        elif process.is_stopped(self._first.pid):
+            self._first.send_signal(signal.SIGCONT)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
                 if self._control is not None:
                     messages.send(self._control, b"", [theirs.fileno()])
-            ours.settimeout(_BEGINS_S)
-            _data, (pidfd,) = messages.receive(ours)
+            ours.settimeout(within_s)
+            data, (pidfd,) = messages.receive(ours)
+            version, pid = pickle.loads(data)  # noqa: S301 - from a process of our own, as all that it says
+            if version != VERSION:
+                os.close(pidfd)
+                raise CannotSeal(f"sealnet has been upgraded to {version}, and this worker is {VERSION}")
             ours.settimeout(None)
         except BaseException:
             ours.close()
             raise
-        self._members.append(_Member(ours, pidfd))
-        return self._members[-1]
+        member = _Member(ours, pid, pidfd)
+        with self._lock:
+            self._members.append(member)
+        return member
 
     def _start(self) -> None:
         self._stop()
@@ -250,6 +318,8 @@ class Crew:
             self._control.close()
             self._control = None
         if self._first is not None:
+            if process.is_stopped(self._first.pid):
+                self._first.send_signal(signal.SIGCONT)
             try:
                 self._first.wait(_ENDS_S)
             except subprocess.TimeoutExpired:
@@ -259,7 +329,7 @@ class Crew:
 
     def close(self) -> None:
         """Nothing is being launched or ended any more."""
-        with self._lock:
+        with self._recruiting:
             for member in self._members:
                 member.end()
             self._members.clear()
@@ -277,16 +347,40 @@ def _connect(control: socket.socket) -> socket.socket:
     return ours
 
 
-def _await(connection: socket.socket, is_unwanted: Callable[[], bool]) -> bool:
+def _await(member: _Member, connection: socket.socket, is_unwanted: Callable[[], bool] | None = None) -> bool:
     """Until there is an answer. A launch that is not wanted any more is told so, and stops at its next step; whether that was done."""
+    poller, is_told_so = select.poll(), False
+    poller.register(connection, select.POLLIN)
+    looks_at = time.monotonic() + _HALTED_S
+    while not poller.poll(int(_HALTED_S * 1000) if is_unwanted is None or is_told_so else _LOOK_MS):
+        if is_unwanted is not None and not is_told_so and is_unwanted():
+            connection.sendall(UNWANTED)
+            is_told_so = True
+        if time.monotonic() >= looks_at:
+            looks_at += _HALTED_S
+            member.go_on()
+    return is_told_so
+
+
+def _drain(connection: socket.socket) -> None:
+    """Until its other end is closed."""
     poller = select.poll()
     poller.register(connection, select.POLLIN)
-    while not poller.poll(_LOOK_MS):
-        if is_unwanted():
-            connection.sendall(UNWANTED)
-            poller.poll()
-            return True
-    return False
+    deadline = time.monotonic() + _BEGINS_S
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline and (not poller.poll(_LOOK_MS) or connection.recv(1 << 16)):
+            pass
+
+
+def _is_end(error: BaseException) -> bool:
+    """Whether it tells that nobody is at the other end."""
+    return isinstance(error, EOFError | BrokenPipeError | ConnectionResetError)
+
+
+def _why(error: BaseException | None) -> str:
+    if isinstance(error, OSError) and not _is_end(error) and error.strerror:
+        return error.strerror
+    return "the process that was launching it has ended"
 
 
 def _ends_within(pidfd: int, seconds: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from sealnet import ended as ends
 from sealnet import reap
 from sealnet.ended import Ended
 from sealnet.errors import SealnetError
+from sealnet.records import is_at
 from sealnet.running import Run
 
 _AGAIN_S = 0.5
@@ -27,14 +29,18 @@ def finish(run: Run, ended: Ended, keep: Callable[[Ended], None]) -> Ended:
     ended = replace(ended, tried=tuple(tried))
     keep(ended)
     run.end_is_kept = True
+    # By descriptor, and not by its lock: this process may not be the only one that has that.
+    own, state, directory = os.dup(run.claim.fd), run.claim.state, run.claim.directory
     try:
         run.close(ended.status)
-    except SealnetError:
+    except (SealnetError, OSError):
         try:
             # What was in the way (another program's transaction, a process that took its time) is mostly gone a moment later.
             time.sleep(_AGAIN_S)
-            reap.teardown(run.host, run.claim.state, run.run_id, unless=lambda: run.claim.state.is_held(run.run_id))
-        except SealnetError as error:
-            ended = ends.with_fault(ended, error.message)
+            reap.teardown(run.host, state, run.run_id, unless=lambda: not is_at(own, directory))
+        except (SealnetError, OSError) as error:
+            ended = ends.with_fault(ended, str(error))
             keep(ended)
+    finally:
+        os.close(own)
     return ended

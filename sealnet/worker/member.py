@@ -23,6 +23,7 @@ from sealnet import ended as ends
 from sealnet.ended import Ended
 from sealnet.errors import Interrupted
 from sealnet.kernel import identity, messages
+from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.running import Run, Streams
 from sealnet.worker import ending, handover, launching
@@ -64,7 +65,7 @@ class Member:
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
         own = os.pidfd_open(os.getpid())
-        messages.send(self._control, b"", [own])
+        messages.send(self._control, pickle.dumps((VERSION, os.getpid())), [own])
         os.close(own)
         poller = select.poll()
         for fd in (self._control.fileno(), woken):
@@ -80,12 +81,19 @@ class Member:
                     _data, fds = messages.receive(self._control)
                 except (EOFError, ConnectionResetError):
                     return
+                except OSError:
+                    # No descriptor is left: who has asked sees its own end closed.
+                    continue
                 for fd in fds:
-                    threading.Thread(target=self._obey, args=(socket.socket(fileno=fd),), name="sealnet-orders", daemon=True).start()
+                    connection = socket.socket(fileno=fd)
+                    try:
+                        threading.Thread(target=self._obey, args=(connection,), name="sealnet-orders", daemon=True).start()
+                    except RuntimeError:
+                        connection.close()
 
     def _obey(self, connection: socket.socket) -> None:
-        # The worker takes the end of a connection for that of the member, and sees to what was being done.
-        with connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        """Once a connection ends, nothing goes on that was asked for over it."""
+        with connection:
             try:
                 while True:
                     data, fds = messages.receive(connection)
@@ -93,14 +101,21 @@ class Member:
                     order = pickle.loads(data)  # noqa: S301
                     if isinstance(order, Launch):
                         self._launch(connection, order, fds)
-                    elif isinstance(order, End):
-                        messages.send(connection, pickle.dumps(self._end(order, fds)))
-                    elif isinstance(order, Code):
-                        messages.send(connection, pickle.dumps(self._code(order.pid)))
-            except Exception:
-                if not isinstance(sys.exception(), EOFError | BrokenPipeError | ConnectionResetError):
-                    traceback.print_exc()
-                raise
+                    else:
+                        messages.send(connection, pickle.dumps(self._answer(order, fds)))
+            except (EOFError, OSError):
+                # The worker has gone, or does without: it sees the end of the connection.
+                return
+
+    def _answer(self, order: object, fds: list[int]) -> Gone | int | None:
+        """None: it could not be done."""
+        try:
+            if isinstance(order, End):
+                return self._end(order, fds)
+            return self._code(order.pid) if isinstance(order, Code) else None
+        except Exception:  # noqa: BLE001 - what is wrong with one run is no other's trouble; the worker does it itself
+            traceback.print_exc()
+            return None
 
     def _launch(self, connection: socket.socket, order: Launch, fds: list[int]) -> None:
         def checkpoint(_step: str) -> None:
@@ -133,6 +148,9 @@ class Member:
 
     def _hand_over(self, connection: socket.socket, run: Run) -> None:
         process = run.spawned
+        # Whoever had its pid before is nobody's to ask about any more.
+        self._codes.pop(process.pid, None)
+        self._children[process.pid] = process
         try:
             messages.send(connection, pickle.dumps(Launched(record=run.record)), handover.descriptors(run))
             while (word := connection.recv(1)) != TAKEN:
@@ -140,10 +158,10 @@ class Member:
                     raise EOFError
         except BaseException:
             # Nobody has it.
+            self._children.pop(process.pid, None)
             run.close()
             raise
         run.leave()
-        self._children[process.pid] = process
         # It may have ended before it was there to be waited for.
         if process.poll() is not None:
             self._ended(process)
@@ -188,11 +206,11 @@ class Member:
                 self._ended(process)
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
-        if self._children.pop(process.pid, None) is None:
-            return
         while len(self._codes) >= _MOST_CODES:
             self._codes.pop(next(iter(self._codes)), None)
+        # In this order: somebody may ask meanwhile.
         self._codes[process.pid] = process.returncode
+        self._children.pop(process.pid, None)
 
 
 def _is_readable(connection: socket.socket) -> bool:
@@ -216,8 +234,12 @@ def main() -> None:
             _data, fds = messages.receive(control)
         except (EOFError, ConnectionResetError):
             os._exit(0)
-        if os.fork() == 0:
-            _live(state, control, fds, first)
+        except OSError:
+            continue
+        # Where there can be none more, the worker sees that its other end is closed: those that there are go on.
+        with contextlib.suppress(OSError):
+            if os.fork() == 0:
+                _live(state, control, fds, first)
         for fd in fds:
             os.close(fd)
 

@@ -81,7 +81,10 @@ class Runs:
         self._live: dict[str, Live] = {}
         self._kept = Kept(state)
         self._left = Leftovers(self._take_away)
-        self._crew = Crew(self._host, state, min(os.cpu_count() or 1, _CREW) if crew is None else crew)
+        most = min(os.cpu_count() or 1, _CREW) if crew is None else crew
+        self._crew = Crew(self._host, state, most, is_ours=self.has, left=self._lose)
+        # Launches that nobody knows the end of.
+        self._lost: set[str] = set()
         self._doors = Doors(state, self._mind)
         self._door_fds: set[int] = set()
         # libnftables cannot live with as many descriptors as a thousand runs have, and a payload is not to inherit what they need.
@@ -385,7 +388,20 @@ class Runs:
         if self._state.directory(run_id).exists() and not reap.is_kept(self._state, run_id):
             self._left.see_to(run_id)
 
+    def _lose(self, run_id: str) -> None:
+        """In another thread: a launch has failed, and what there is of it could not be taken away yet."""
+        self._lost.add(run_id)
+        self._loop.call_soon_threadsafe(self._left.see_to, run_id)
+
+    def _find(self, run_id: str) -> bool:
+        """In another thread. Raises CannotTearDown while that is not to be done yet."""
+        self._crew.clean_up(run_id)
+        self._lost.discard(run_id)
+        return True
+
     def _take_away(self, run_id: str) -> Awaitable[bool]:
+        if run_id in self._lost:
+            return self._end(self._find, run_id)
         return self._end(partial(reap.teardown, self._host, self._state, run_id, unless=partial(reap.is_kept, self._state, run_id)))
 
     # Threads and notifications

@@ -50,3 +50,26 @@ def test_whoever_asks_during_a_look_is_told_by_a_later_one(monkeypatch: pytest.M
     assert told.count(1) == 1
     assert min(sorted(told)[1:]) == 2
     assert census.take()[0][0] == len(looks)
+
+
+def test_who_died_during_a_look_may_have_left_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was listed, and is dead when it is asked; its child was born when the list was there already."""
+    census = host._Census()
+    looks = iter(
+        [
+            ({1: [10]}, {20}),
+            ({1: [10, 11], 2: [21]}, {20, 30}),
+            # These have been dead for long: nobody waits for them.
+            ({1: [10]}, {20, 30}),
+            ({1: [10]}, {30}),
+            ({1: [10]}, {30, 31}),
+            ({1: [10]}, set()),
+        ]
+    )
+    monkeypatch.setattr(host, "_scan", lambda: next(looks))
+
+    assert census.take() == {1: [10, 11], 2: [21]}
+    assert census.take() == {1: [10]}
+    assert census.take() == {1: [10]}
+    assert census.take() == {1: [10]}
+    assert next(looks, None) is None
