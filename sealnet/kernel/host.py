@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from itertools import chain
@@ -410,6 +410,9 @@ def _kill_inside(inode: int) -> None:
         time.sleep(0.002)
 
 
+_LISTINGS = 4
+
+
 class _Census:
     """Which processes are in each network namespace. One look at them all serves everybody who had asked before it began.
 
@@ -420,7 +423,6 @@ class _Census:
         self._lock = threading.Lock()
         self._begun = 0
         self._taken: tuple[int, dict[int, list[int]]] = (0, {})
-        self._dead: set[int] = set()
 
     def take(self) -> dict[int, list[int]]:
         """By inode, as of some moment after this call; but our own process."""
@@ -432,29 +434,30 @@ class _Census:
                 self._taken = (self._begun, self._look())
             return self._taken[1]
 
-    def _look(self) -> dict[int, list[int]]:
-        found, dead = _scan()
-        if dead - self._dead:
-            # One that has died since they were listed may have had a child by then, which was not yet to be listed.
-            again, dead = _scan()
-            for inode, pids in again.items():
-                found[inode] = sorted({*pids, *found.get(inode, ())})
-        self._dead = dead
+    @staticmethod
+    def _look() -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        seen: set[int] = set()
+        # One that has died since they were listed may have had a child by then, which was not there to be listed: who has come meanwhile
+        # is looked at as well. Whoever goes on so for long is ended by his cgroup.
+        for _ in range(_LISTINGS):
+            new = [pid for pid in process.pids() if pid not in seen]
+            if not _sort(new, found):
+                break
+            seen.update(new)
         return found
 
 
-def _scan() -> tuple[dict[int, list[int]], set[int]]:
-    """Each process but our own by the inode of its namespace; and those that are dead, or were so before it was their turn."""
-    found: dict[int, list[int]] = {}
-    dead: set[int] = set()
-    own = os.getpid()
-    for pid in process.pids():
+def _sort(pids: Iterable[int], found: dict[int, list[int]]) -> bool:
+    """Each process but our own by the inode of its namespace; whether one of them is dead."""
+    own, is_one_dead = os.getpid(), False
+    for pid in pids:
         inode = netns.inode_of(pid)
         if inode is None:
-            dead.add(pid)
+            is_one_dead = True
         elif pid != own:
             found.setdefault(inode, []).append(pid)
-    return found, dead
+    return is_one_dead
 
 
 _CENSUS = _Census()

@@ -28,6 +28,7 @@ from sealnet.records import State
 from sealnet.running import Run, Streams
 from sealnet.worker import ending, handover, launching
 from sealnet.worker.handover import TAKEN, Code, End, Gone, Launch, Launched, Refused
+from sealnet.worker.log import log
 from sealnet.worker.shared import SharedHost
 
 _CODE_S = 5.0
@@ -64,6 +65,7 @@ class Member:
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        threading.excepthook = lambda told: _complain(told.exc_value)
         own = os.pidfd_open(os.getpid())
         messages.send(self._control, pickle.dumps((VERSION, os.getpid())), [own])
         os.close(own)
@@ -113,8 +115,8 @@ class Member:
             if isinstance(order, End):
                 return self._end(order, fds)
             return self._code(order.pid) if isinstance(order, Code) else None
-        except Exception:  # noqa: BLE001 - what is wrong with one run is no other's trouble; the worker does it itself
-            traceback.print_exc()
+        except Exception as error:  # noqa: BLE001 - what is wrong with one run is no other's trouble; the worker does it itself
+            _complain(error)
             return None
 
     def _launch(self, connection: socket.socket, order: Launch, fds: list[int]) -> None:
@@ -213,6 +215,10 @@ class Member:
         self._children.pop(process.pid, None)
 
 
+def _complain(error: BaseException | None) -> None:
+    log("error", "bug", what="in the crew", error=repr(error), trace="".join(traceback.format_exception(error))[-380:])
+
+
 def _is_readable(connection: socket.socket) -> bool:
     poller = select.poll()
     poller.register(connection, select.POLLIN)
@@ -250,8 +256,8 @@ def _live(state: State, control: socket.socket, fds: list[int], first: int) -> A
         identity.die_with(first)
         control.close()
         Member(state, socket.socket(fileno=fds[0])).serve()
-    except BaseException:  # noqa: BLE001 - what the first of them is for goes on elsewhere
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - what the first of them is for goes on elsewhere
+        _complain(error)
         os._exit(1)
     os._exit(0)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import threading
 
 import pytest
 
-from sealnet.kernel import host, netns
+from sealnet.kernel import host, netns, process
 
 
 def test_a_process_is_found_by_the_inode_of_its_namespace() -> None:
@@ -54,22 +55,20 @@ def test_whoever_asks_during_a_look_is_told_by_a_later_one(monkeypatch: pytest.M
 
 def test_who_died_during_a_look_may_have_left_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was listed, and is dead when it is asked; its child was born when the list was there already."""
-    census = host._Census()
-    looks = iter(
-        [
-            ({1: [10]}, {20}),
-            ({1: [10, 11], 2: [21]}, {20, 30}),
-            # These have been dead for long: nobody waits for them.
-            ({1: [10]}, {20, 30}),
-            ({1: [10]}, {30}),
-            ({1: [10]}, {30, 31}),
-            ({1: [10]}, set()),
-        ]
-    )
-    monkeypatch.setattr(host, "_scan", lambda: next(looks))
+    listings = [[10, 20], [10, 20, 30], [10, 30, 31], [10, 31]]
+    told = iter(listings)
+    monkeypatch.setattr(process, "pids", lambda: next(told))
+    # 20 has long been dead; 30 dies as well, and leaves another.
+    monkeypatch.setattr(netns, "inode_of", {10: 1, 31: 2}.get)
 
-    assert census.take() == {1: [10, 11], 2: [21]}
-    assert census.take() == {1: [10]}
-    assert census.take() == {1: [10]}
-    assert census.take() == {1: [10]}
-    assert next(looks, None) is None
+    assert host._Census().take() == {1: [10], 2: [31]}
+    assert next(told) == listings[3]
+
+
+def test_who_never_ends_having_children_is_not_followed_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count()
+    monkeypatch.setattr(process, "pids", lambda: [next(numbers)])
+    monkeypatch.setattr(netns, "inode_of", lambda _pid: None)
+
+    assert host._Census().take() == {}
+    assert next(numbers) == host._LISTINGS
