@@ -35,6 +35,7 @@ _LOOK_MS, _HALTED_S = 20, 1.0
 _BEGINS_S, _ENDS_S = 30.0, 5.0
 # How long one waits for another member where there is one.
 _ANOTHER_S = 2.0
+_TRIES = 3
 # mallopt(3). With an arena for each thread a process that has launched many at once keeps 8 MB more.
 _SMALL = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _PROGRAM = (sys.executable, "-I", "-m", "sealnet.worker.member")
@@ -42,6 +43,10 @@ _PROGRAM = (sys.executable, "-I", "-m", "sealnet.worker.member")
 
 class _Failed(Exception):
     """The member that was asked has died, or the connection to it has ended. Nothing goes on of what was asked."""
+
+
+class _Unsent(_Failed):
+    """And nothing was asked."""
 
 
 class _Member:
@@ -108,10 +113,17 @@ class Crew:
 
     def launch(self, order: Launch, fds: Sequence[int], *, is_unwanted: Callable[[], bool], refused_to: Sink | None) -> Adopted:
         """Have a run launched. Raises SealnetError: nothing of it ran and nothing is left, but what its notes say."""
+        # One that had died before is not asked again.
+        for _ in range(_TRIES):
+            with contextlib.suppress(_Unsent):
+                return self._launch(order, fds, is_unwanted, refused_to)
+        raise CannotSeal(f"cannot start run {order.plan.run_id}: the processes that launch runs do not live", hint="is there memory left?")
+
+    def _launch(self, order: Launch, fds: Sequence[int], is_unwanted: Callable[[], bool], refused_to: Sink | None) -> Adopted:
         run_id = order.plan.run_id
         try:
             with self._member() as (member, connection):
-                messages.send(connection, pickle.dumps(order), fds)
+                _send(connection, order, fds)
                 is_told_so = _await(member, connection, is_unwanted)
                 try:
                     answer, given = self._answer(connection)
@@ -119,12 +131,15 @@ class Crew:
                         return self._take(member, connection, order, answer.record, given)
                 except OSError as error:
                     # No descriptor is left, most often. Who has launched it sees that it is not taken, and takes it away.
-                    connection.shutdown(socket.SHUT_WR)
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_WR)
                     _drain(connection)
                     raise _Failed from error
                 if is_told_so:
                     # It may not have read that.
                     connection.close()
+        except _Unsent:
+            raise
         except _Failed as failed:
             told = failed.__cause__
             lost = CannotSeal(f"cannot start run {run_id}: {_why(told)}", hint="try again")
@@ -181,7 +196,7 @@ class Crew:
         """What a member answers; None where none can be had."""
         try:
             with self._member(wanted) as (member, connection):
-                messages.send(connection, pickle.dumps(order), fds)
+                _send(connection, order, fds)
                 _await(member, connection)
                 return self._answer(connection)[0]
         except (_Failed, CannotSeal, pickle.UnpicklingError):
@@ -201,7 +216,7 @@ class Crew:
         member = self._choose() if wanted is None else wanted
         with self._lock:
             if member.is_lost:
-                raise _Failed
+                raise _Unsent
             member.orders += 1
             connection = member.idle.pop() if member.idle else None
         try:
@@ -216,7 +231,7 @@ class Crew:
                 self._lose(member)
             self._give_back(member, None)
             if has_failed:
-                raise _Failed from (error.__cause__ if isinstance(error, _Failed) else error)
+                raise (type(error) if isinstance(error, _Failed) else _Failed) from (error.__cause__ or error)
             if isinstance(error, OSError):
                 raise CannotSeal(f"cannot launch or end a run: {error.strerror}") from error
             raise
@@ -345,6 +360,16 @@ def _connect(control: socket.socket) -> socket.socket:
         ours.close()
         raise
     return ours
+
+
+def _send(connection: socket.socket, order: object, fds: Sequence[int]) -> None:
+    try:
+        messages.send(connection, pickle.dumps(order), fds)
+    except OSError as error:
+        if _is_end(error):
+            # What has come of it at the other end is not the whole of it.
+            raise _Unsent from error
+        raise
 
 
 def _await(member: _Member, connection: socket.socket, is_unwanted: Callable[[], bool] | None = None) -> bool:
