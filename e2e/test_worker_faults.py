@@ -155,7 +155,7 @@ def test_a_process_of_the_workers_that_is_killed_again_and_again_takes_no_run_al
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
-            time.sleep(0.15)
+            time.sleep(0.3)
     told = [one.result() for one in waiting]
 
     assert killed > 0

@@ -12,10 +12,10 @@ from sealnet import ended as ends
 from sealnet import reap
 from sealnet.ended import Ended
 from sealnet.errors import SealnetError
-from sealnet.records import is_at
+from sealnet.records import State, is_at
 from sealnet.running import Run
 
-_AGAIN_S = 0.5
+_AGAIN_S = (0.2, 1.0)
 
 
 def finish(run: Run, ended: Ended, keep: Callable[[Ended], None]) -> Ended:
@@ -33,14 +33,26 @@ def finish(run: Run, ended: Ended, keep: Callable[[Ended], None]) -> Ended:
     own, state, directory = os.dup(run.claim.fd), run.claim.state, run.claim.directory
     try:
         run.close(ended.status)
-    except (SealnetError, OSError):
-        try:
-            # What was in the way (another program's transaction, a process that took its time) is mostly gone a moment later.
-            time.sleep(_AGAIN_S)
-            reap.teardown(run.host, state, run.run_id, unless=lambda: not is_at(own, directory))
-        except (SealnetError, OSError) as error:
-            ended = ends.with_fault(ended, str(error))
+    except (SealnetError, OSError) as error:
+        fault = _take_away(run, lambda: not is_at(own, directory), state, str(error))
+        if fault is not None:
+            ended = ends.with_fault(ended, fault)
             keep(ended)
     finally:
         os.close(own)
     return ended
+
+
+def _take_away(run: Run, is_gone: Callable[[], bool], state: State, fault: str) -> str | None:
+    """Once more, and once again: what was in the way (another program's transaction, a process that took its time) is mostly gone a moment
+    later. What still stays, in words.
+    """
+    for pause_s in _AGAIN_S:
+        time.sleep(pause_s)
+        try:
+            reap.teardown(run.host, state, run.run_id, unless=is_gone, end_is_kept=True)
+        except (SealnetError, OSError) as error:
+            fault = str(error)
+        else:
+            return None
+    return fault
