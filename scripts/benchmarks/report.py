@@ -177,6 +177,13 @@ def targets(subjects: dict[str, Any], asked: Container[str]) -> list[Target]:
             "kB",
         ),
         Target(
+            "worker",
+            "memory of a worker that has launched many, without any of them",
+            60000.0,
+            median("worker", "each of 1020 runs that live", "memory of a worker without any, about"),
+            "kB",
+        ),
+        Target(
             "memory",
             "memory of sealnet's own process for each sealed run, not of a worker",
             50.0,
