@@ -153,6 +153,7 @@ def test_a_plan_is_written_where_its_maker_is_and_nothing_else_is_touched(host: 
     (work / "plan.lock.json").symlink_to(work / "elsewhere")
     again = host.sealnet("plan", *options, cwd=work)
     odd = host.sealnet("plan", "--run-id", "../x", *options, cwd=work)
+    closed = host.run("setpriv", "--reuid=65534", "--clear-groups", *SEALNET, "plan", "--", "true", check=False, cwd=work)
 
     assert (there.returncode, there.stdout, there.stderr) == (0, made, "")
     assert (named.stdout, (work / "other.json").read_text()) == (made, made)
@@ -161,6 +162,8 @@ def test_a_plan_is_written_where_its_maker_is_and_nothing_else_is_touched(host: 
     # A link of that name may be a payload's.
     assert (again.returncode, (work / "plan.lock.json").is_symlink(), (work / "elsewhere").exists()) == (0, False, False)
     assert odd.returncode == 2
+    assert (closed.returncode, closed.stdout) == (2, "")
+    assert closed.stderr.endswith("Permission denied\n  hint: --output FILE, or --output - to print it alone\n")
     assert host.state.exists() is False
     host.broker(8080)
     assert host.sealnet("run", "--plan", "plan.lock.json", "--receipt", "receipt.json", cwd=work).returncode == 0

@@ -9,6 +9,7 @@ import click
 
 from sealnet.cli import once, wants_json
 from sealnet.cli.options import plan_options, request
+from sealnet.errors import UsageError
 
 _FILE = "plan.lock.json"
 # What `run` takes as well, and no plan fixes.
@@ -52,8 +53,11 @@ def command(ctx: click.Context, /, argv: tuple[str, ...], as_json: bool, output:
     path = output if output is not None else "-" if wants_json(ctx, as_json) else _FILE
     frozen = lock.freeze(plan(argv, **request(options))).render()
     if path != "-":
-        with contextlib.closing(Output(path, "--output")) as file:
-            file.write(frozen)
+        try:
+            with contextlib.closing(Output(path, "--output")) as file:
+                file.write(frozen)
+        except UsageError as error:
+            raise UsageError(error.message, hint=error.hint or "--output FILE, or --output - to print it alone") from error
     click.echo(frozen, nl=False)
     for name in _OF_ONE_RUN:
         if options[name] is not None:
