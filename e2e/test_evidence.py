@@ -153,7 +153,7 @@ def test_a_plan_is_written_where_its_maker_is_and_nothing_else_is_touched(host: 
     (work / "plan.lock.json").symlink_to(work / "elsewhere")
     again = host.sealnet("plan", *options, cwd=work)
     odd = host.sealnet("plan", "--run-id", "../x", *options, cwd=work)
-    closed = host.run("setpriv", "--reuid=65534", "--clear-groups", *SEALNET, "plan", "--", "true", check=False, cwd=work)
+    closed = host.run("setpriv", "--reuid=65534", "--clear-groups", *SEALNET, "plan", "--", "true", check=False, cwd="/")
 
     assert (there.returncode, there.stdout, there.stderr) == (0, made, "")
     assert (named.stdout, (work / "other.json").read_text()) == (made, made)
