@@ -602,6 +602,11 @@ class Run:
                     self.process.wait()
                 self._let_go_of_it()
 
+    def let_go(self) -> None:
+        """What is open of it is closed, wherever that has not been done: it is somebody else's to see to."""
+        if not self._closed:
+            self.leave()
+
     def _let_go_of_it(self) -> None:
         if self.starter is not None:
             self.starter.close()

@@ -55,14 +55,15 @@ class _Member:
         self.idle: list[socket.socket] = []
         self.orders = 0
         """How many it is at."""
-        self.is_lost = False
+        self.is_lost = self.is_ended = False
+        """It is given no more orders; and nothing of it is used any more."""
 
     @property
     def is_alive(self) -> bool:
         return not _ends_within(self.pidfd, 0)
 
     def end(self) -> None:
-        """One that is at nothing: it ends by itself, or is killed."""
+        """One that is at nothing ends by itself, or is killed. Only once: by whoever has found that it `is_over`."""
         for connection in (*self.idle, self.control):
             connection.close()
         self.go_on()
@@ -74,9 +75,17 @@ class _Member:
 
     def go_on(self) -> None:
         """Whoever has halted it: all that others may do is wait for it."""
-        if process.is_stopped(self.pid):
-            with contextlib.suppress(ProcessLookupError):
+        # Nobody is kept from anything where that cannot be told, for want of a descriptor.
+        with contextlib.suppress(OSError):
+            if process.is_stopped(self.pid):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+
+    def is_over(self) -> bool:
+        """Under the crew's lock: whether it is the caller who is to end it now."""
+        if self.is_lost and not self.orders and not self.is_ended:
+            self.is_ended = True
+            return True
+        return False
 
 
 class Crew:
@@ -166,14 +175,17 @@ class Crew:
 
         Raises CannotTearDown, and then it is to be tried again.
         """
-        reap.teardown(self._host, self._state, run_id, unless=partial(self._is_anothers, run_id))
+        # Its caller is told that it has not run: it has no end.
+        reap.teardown(self._host, self._state, run_id, unless=partial(self._is_anothers, run_id), end_is_kept=True)
         self._state.sweep()
 
     def _is_anothers(self, run_id: str) -> bool:
         """Whether there is a run of that id that never was the one that we were to launch, or that somebody has by now."""
         try:
             record, pid = self._state.read(run_id), os.getpid()
-        except NoSuchRun:
+        except NoSuchRun as unread:
+            if (self._state.directory(run_id) / "record.json").exists():
+                raise CannotTearDown(f"cannot take run {run_id} away: {unread.message}") from unread
             return self._state.is_held(run_id)
         if is_api_run(record) or (record.supervisor, record.supervisor_start) != (pid, process.start_time(pid)):
             return True
@@ -199,7 +211,7 @@ class Crew:
                 _send(connection, order, fds)
                 _await(member, connection)
                 return self._answer(connection)[0]
-        except (_Failed, CannotSeal, pickle.UnpicklingError):
+        except Exception:  # noqa: BLE001 - whatever it is, the worker does it itself
             return None
 
     @staticmethod
@@ -227,7 +239,8 @@ class Crew:
             if connection is not None:
                 connection.close()
             has_failed = isinstance(error, _Failed) or _is_end(error)
-            if has_failed and _ends_within(member.pidfd, _HALTED_S):
+            if _is_end(error.__cause__ if isinstance(error, _Failed) and error.__cause__ is not None else error):
+                # It is dead; or something is wrong with it, and it ends when it has done what it is at.
                 self._lose(member)
             self._give_back(member, None)
             if has_failed:
@@ -242,28 +255,31 @@ class Crew:
             member.orders -= 1
             if connection is not None and connection.fileno() >= 0:
                 member.idle.append(connection)
-            is_over = member.is_lost and not member.orders
+            is_over = member.is_over()
         if is_over:
             member.end()
 
     def _lose(self, member: _Member) -> None:
-        """It has died."""
+        """It is given nothing any more. It may be about to die: what it holds is free when it has."""
+        is_dead = _ends_within(member.pidfd, _HALTED_S)
         with self._lock:
-            if not member.is_lost:
-                self._members.remove(member)
-                self.died += 1
-                member.is_lost = True
+            self.died += is_dead and not member.is_lost
+            self._strike(member)
+
+    def _strike(self, member: _Member) -> None:
+        """Under the lock."""
+        if not member.is_lost:
+            self._members.remove(member)
+            member.is_lost = True
 
     def _choose(self) -> _Member:
         """The one with the least to do, or a new one. Raises CannotSeal where there is none, and none can be had."""
-        least = self._least()
-        if least is not None and (not least.orders or len(self._members) >= self.most):
-            return least
+        least, is_enough = self._least()
         # Who waits for the first one waits; nobody waits for another while there is one.
-        if self._recruiting.acquire(blocking=least is None):
+        if not is_enough and self._recruiting.acquire(blocking=least is None):
             try:
-                least = least or self._least()
-                if least is None or least.orders:
+                least, is_enough = self._least()
+                if not is_enough:
                     return self._recruit(_BEGINS_S if least is None else _ANOTHER_S)
             except (OSError, EOFError, CannotSeal) as error:
                 if least is None:
@@ -277,15 +293,17 @@ class Crew:
             raise RuntimeError("who waits for the first one has it, or is told why not")
         return least
 
-    def _least(self) -> _Member | None:
+    def _least(self) -> tuple[_Member | None, bool]:
+        """The one with the least to do, and whether that is enough: it does nothing, or there may be no more of them."""
         with self._lock:
-            known = list(self._members)
-        for dead in [one for one in known if not one.is_alive]:
-            known.remove(dead)
-            self._lose(dead)
-            if not dead.orders:
-                dead.end()
-        return min(known, key=lambda one: one.orders, default=None)
+            for dead in [one for one in self._members if not one.is_alive]:
+                self._strike(dead)
+                self.died += 1
+                if dead.is_over():
+                    # It waits for nothing.
+                    dead.end()
+            least = min(self._members, key=lambda one: one.orders, default=None)
+            return least, least is not None and (not least.orders or len(self._members) >= self.most)
 
     def _recruit(self, within_s: float) -> _Member:
         """By whoever recruits."""
@@ -356,8 +374,10 @@ def _connect(control: socket.socket) -> socket.socket:
     try:
         with theirs:
             messages.send(control, b"", [theirs.fileno()])
-    except OSError:
+    except OSError as error:
         ours.close()
+        if _is_end(error):
+            raise _Unsent from error
         raise
     return ours
 

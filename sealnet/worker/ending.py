@@ -30,16 +30,20 @@ def finish(run: Run, ended: Ended, keep: Callable[[Ended], None]) -> Ended:
     keep(ended)
     run.end_is_kept = True
     # By descriptor, and not by its lock: this process may not be the only one that has that.
-    own, state, directory = os.dup(run.claim.fd), run.claim.state, run.claim.directory
+    state, directory, own = run.claim.state, run.claim.directory, -1
+    # Where there is none left, it is not tried again here.
+    with contextlib.suppress(OSError):
+        own = os.dup(run.claim.fd)
     try:
         run.close(ended.status)
     except (SealnetError, OSError) as error:
-        fault = _take_away(run, lambda: not is_at(own, directory), state, str(error))
+        fault = str(error) if own < 0 else _take_away(run, lambda: not is_at(own, directory), state, str(error))
         if fault is not None:
             ended = ends.with_fault(ended, fault)
             keep(ended)
     finally:
-        os.close(own)
+        if own >= 0:
+            os.close(own)
     return ended
 
 

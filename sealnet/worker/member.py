@@ -108,6 +108,8 @@ class Member:
             except (EOFError, OSError):
                 # The worker has gone, or does without: it sees the end of the connection.
                 return
+            finally:
+                self._host.forget()
 
     def _answer(self, order: object, fds: list[int]) -> Gone | int | None:
         """None: it could not be done."""
@@ -176,7 +178,10 @@ class Member:
             with contextlib.suppress(OSError):
                 ends.keep(self._state, end)
 
-        ended = ending.finish(run, order.ended, keep)
+        try:
+            ended = ending.finish(run, order.ended, keep)
+        finally:
+            run.let_go()
         return Gone(tried=ended.tried, fault=ended.fault)
 
     # How what was started here has ended

@@ -371,7 +371,11 @@ class Runs:
             if told is not None:
                 run.leave()
                 return told
-        return finish(run, ended, self._keep)
+        try:
+            return finish(run, ended, self._keep)
+        finally:
+            # Whatever has happened, it is no longer held: what is left of it can be found, and taken away.
+            run.let_go()
 
     def _forget(self, live: Live, _task: asyncio.Task[None]) -> None:
         del self._live[live.run.run_id]

@@ -50,6 +50,14 @@ class SharedHost(Host):
         self._made.append(host)
         return host
 
+    def forget(self) -> None:
+        """Close what the calling thread has of it: it ends."""
+        host: Host | None = getattr(self._own, "host", None)
+        if host is not None:
+            self._own.host = None
+            self._made.remove(host)
+            host.close()
+
     def lend(self, lent: Host | None) -> tuple[Host, Host | None]:
         """Have the calling thread see the host by what is `lent` to it, made where that is None; and by what it saw it before."""
         before: Host | None = getattr(self._own, "host", None)
