@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -14,7 +16,7 @@ import pytest
 from e2e import test_worker_durable as durable
 from e2e.test_worker_durable import SH, WAITS, Worker
 from e2e.test_worker_runs import OWNER, QUIET, in_worker, plan
-from sealnet.errors import CannotSeal
+from sealnet.errors import CannotSeal, SealnetError
 from sealnet.kernel import process
 from sealnet.records import ALIVE, State
 from sealnet.worker import handover
@@ -44,6 +46,8 @@ def test_who_dies_in_a_launch_leaves_nothing_of_it_and_everything_of_the_others(
         assert worker.launch(f"victim-{number}", lives, lease_port=8080) == "CannotSeal", point
         assert os.listdir(host.state / "runs") == ["beside"], point
         assert worker.do("live") == ["beside"]
+        # Its caller was told that it has not run, so it has no end either.
+        assert not (host.state / "ended" / f"victim-{number}.json").exists()
     assert Path("ran").exists()
     assert worker.do("crew")[1] == len(POINTS)
     # Another is there.
@@ -131,6 +135,62 @@ def test_one_that_is_halted_is_made_to_go_on(host: Host, which: str) -> None:
     assert [worker.do("wait", name)[0] for name in ("before", *names)] == [6] * 5
     assert worker.do("crew")[1] == 0
     worker.close()
+
+
+def test_there_are_never_more_of_them_than_there_may_be(host: Host) -> None:
+    """However many wait for the first one."""
+
+    async def story(runs: Runs) -> None:
+        asked = [plan(f"cold-{number}", "true") for number in range(16)]
+        await asyncio.gather(*(runs.launch(each, owner=OWNER, streams=QUIET) for each in asked))
+        assert len(runs.crew.pids) <= 1 + 2
+        await asyncio.gather(*(runs.wait(each.run_id) for each in asked))
+
+    in_worker(host, story, crew=2)
+
+
+def test_those_that_die_while_they_do_nothing_are_replaced_once(host: Host) -> None:
+    """Whoever sees it first ends them: what is closed twice may be another's by then."""
+
+    async def story(runs: Runs) -> None:
+        for number in range(4):
+            names = [f"idle-{number}-{one}" for one in range(12)]
+            found = await asyncio.gather(*(runs.launch(plan(name, "sleep", "60"), owner=OWNER, streams=QUIET) for name in names))
+            assert [each.run_id for each in found] == names
+            for pid in runs.crew.pids[1:]:
+                os.kill(pid, signal.SIGKILL)
+            ends = [runs.wait(name) for name in names]
+            await asyncio.gather(*(runs.kill(name) for name in names))
+            assert {(each.status, each.fault) for each in await asyncio.gather(*ends)} == {(137, None)}
+            assert idle(host)
+
+    in_worker(host, story, crew=2)
+
+
+def test_launches_that_are_called_off_leave_nothing_in_who_was_at_it(host: Host) -> None:
+    async def story(runs: Runs) -> None:
+        async def called_off(name: str, after_s: float) -> None:
+            stop = asyncio.Event()
+            task = asyncio.ensure_future(runs.launch(plan(name, "sleep", "60"), owner=OWNER, streams=QUIET, stop=stop))
+            await asyncio.sleep(after_s)
+            stop.set()
+            with contextlib.suppress(SealnetError):
+                await task
+                await runs.kill(name)
+
+        async def many(first: int) -> None:
+            await asyncio.gather(*(called_off(f"off-{first + one}", 0.002 * one) for one in range(12)))
+
+        await many(0)
+        (member,) = runs.crew.pids[1:]
+        before = len(os.listdir(f"/proc/{member}/fd"))
+        for number in range(1, 6):
+            await many(12 * number)
+        # Two a launch would be more than a hundred.
+        assert len(os.listdir(f"/proc/{member}/fd")) < before + 40
+        assert runs.crew.pids[1:] == [member]
+
+    in_worker(host, story, crew=1)
 
 
 def test_a_run_that_its_worker_cannot_take_is_gone_when_that_is_told(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

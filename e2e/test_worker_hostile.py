@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from e2e.test_worker_socket import ALICE, BOB, Worker, as_user, worker
-from tests.lab import wait_for
+from tests.lab import PATIENCE, wait_for
 
 __all__ = ["worker"]
 
@@ -139,3 +140,63 @@ for state in (True, False):
 
     assert told == [False, False, True, True]
     assert states == ["1", "0", "0", "0"]
+
+
+# A TCP socket with data that nobody takes, and that waits for it when it is closed: passed with a call, malformed or not, and in the queue
+# of a Unix socket that is passed.
+LINGER = """
+import array, os, struct, time
+listener = socket.create_server(("127.0.0.1", 0))
+kept = []
+
+def lingering():
+    one = socket.create_connection(listener.getsockname())
+    kept.append(listener.accept()[0])
+    one.setblocking(False)
+    try:
+        while True:
+            one.send(bytes(65536))
+    except BlockingIOError:
+        pass
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    return one
+
+for text in (b'{"method":"org.varlink.service.GetInfo"}', b'{"method":"io.sealnet.Worker.Run"}', b'nonsense'):
+    sock, one = connect(), lingering()
+    kept.append(sock)
+    socket.send_fds(sock, [text[:1]], [one.fileno()])
+    one.close()
+    sock.sendall(text[1:] + bytes(1))
+sock, one = connect(), lingering()
+ours, theirs = socket.socketpair()
+socket.send_fds(ours, [b"x"], [one.fileno()])
+one.close()
+ours.close()
+kept.append(sock)
+socket.send_fds(sock, [b"{"], [theirs.fileno()])
+theirs.close()
+sock.sendall(b'"method":"org.varlink.service.GetInfo"}' + bytes(1))
+print("sent", flush=True)
+"""
+
+
+IDLE = {"do_epoll_wait", "futex_do_wait", "poll_schedule_timeout.constprop.0", "0"}
+
+
+def test_what_waits_when_it_is_closed_keeps_nobody_but_its_own(worker: Worker) -> None:
+    with as_user(worker, ALICE, LINGER) as alice:
+        assert alice.stdout is not None
+        assert alice.stdout.readline() == "sent\n"
+
+        began = time.monotonic()
+        for _ in range(3):
+            assert worker.call(BOB, "run", "--", "true").returncode == 0
+        took_s = time.monotonic() - began
+        assert worker.process is not None
+        tasks = Path(f"/proc/{worker.process.pid}/task").iterdir()
+        waits = [(task / "wchan").read_text() for task in tasks]
+
+    # They wait for a minute, one after the other.
+    assert took_s < 30 * PATIENCE
+    assert [where for where in waits if where not in IDLE], waits
+    assert worker.lines("event=bug") == []

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealnet.errors import NotPermitted, UsageError
-from sealnet.kernel import process
+from sealnet.kernel import libc, process
 from sealnet.model.calling import Peer
 from sealnet.worker import notify, prepare
 from sealnet.worker.log import line
@@ -112,6 +112,24 @@ def test_files_pipes_and_pairs_are_taken(opened: list[int], tmp_path: Path) -> N
 
     assert (taken.stdin, taken.stdout, taken.stderr) == (ours.fileno() if ours.fileno() >= 0 else taken.stdin, write, file)
     assert (taken.controlling_terminal, taken.console) == (False, None)
+
+
+def test_a_file_of_a_file_system_that_somebody_answers_for_is_no_stream(
+    opened: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
+    proc = os.open("/proc/self/status", os.O_RDONLY)
+    opened += [file, proc]
+    # linux/magic.h: PROC_SUPER_MAGIC
+    assert libc.file_system(proc) == 0x9FA0 != libc.file_system(file)
+    streams(opened, file, uid=1)
+
+    monkeypatch.setattr(libc, "file_system", lambda fd: 0x65735546 if fd == file else 0x9FA0)
+    with pytest.raises(UsageError, match="standard input: it is on a FUSE file system"):
+        streams(opened, file, uid=1)
+    streams(opened, proc, uid=1)
+    # Root may keep the worker waiting by other means.
+    streams(opened, file, uid=0)
 
 
 @pytest.mark.parametrize("which", ["directory", "namespace", "path", "tcp", "udp", "unbound", "listener", "device", "tty"])

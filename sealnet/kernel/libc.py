@@ -59,6 +59,13 @@ def open_in_root(root: int, path: str, flags: int) -> int:
     return int(fd)
 
 
+def file_system(fd: int) -> int:
+    """The magic number of the file system that a file is on: fstatfs(2), whose f_type is a long, on s390x an int."""
+    found = ctypes.create_string_buffer(512)
+    _check(_libc.fstatfs(ctypes.c_int(fd), found))
+    return int(struct.unpack_from("=I" if os.uname().machine == "s390x" else "@l", found)[0])
+
+
 def set_file_identity(uid: int, gid: int, groups: Sequence[int]) -> None:
     """As whom the calling thread, and no other, opens files: setfsuid(2), setfsgid(2) and the bare setgroups(2).
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
-import os
 import socket
 import struct
 import time
@@ -16,6 +15,7 @@ from sealnet.model import varlink
 from sealnet.model.calling import MOST_FDS, Peer
 from sealnet.model.rates import Count, Rate
 from sealnet.model.varlink import Call, Malformed
+from sealnet.worker import closing
 
 _CHUNK = 65536
 # A caller that sends calls without reading answers.
@@ -145,16 +145,22 @@ class Connection:
             self._resting.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
-        close_all(self._fds)
+        # He is told at once. What is in its queue may keep whoever closes it.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._close([self._sock.detach()])
+        self._close(self._fds)
         for _call, fds, _size in self._waiting:
-            close_all(fds)
+            self._close(fds)
         self._waiting.clear()
         self._frames = varlink.Frames()
         self._unsent.clear()
         self._weigh()
         for event in (self.gone, self._arrived, self._sent):
             event.set()
+
+    def _close(self, fds: list[int]) -> None:
+        closing.close_all(self.peer.uid, fds)
 
     def _require(self) -> None:
         if self._sock.fileno() < 0:
@@ -170,6 +176,9 @@ class Connection:
             self._loop.remove_reader(self._sock.fileno())
             self._resting = self._loop.call_later(_PAUSE_S, self._listen)
             return
+        if closing.waiting(self.peer.uid) > closing.MOST:
+            self.drop("what its user passes is not to be closed")
+            return
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(_CHUNK, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
@@ -179,10 +188,10 @@ class Connection:
             return
         fds = _descriptors(ancillary)
         if flags & socket.MSG_CTRUNC or len(self._fds) + len(fds) > MOST_FDS:
-            close_all(fds)
+            self._close(fds)
             self.drop("it passes too many descriptors")
         elif not data:
-            close_all(fds)
+            self._close(fds)
             self._hang_up()
         else:
             self._take(data, fds)
@@ -195,7 +204,7 @@ class Connection:
         try:
             calls = [(varlink.parse_call(message), len(message)) for message in self._frames.feed(data)]
         except Malformed as fault:
-            close_all(fds)
+            self._close(fds)
             self.drop(str(fault))
             return
         self._spend(len(data) + _CALL_BYTES * len(calls))
@@ -230,12 +239,6 @@ class Connection:
         finally:
             self._sent.set()
         self._loop.remove_writer(self._sock.fileno())
-
-
-def close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-    fds.clear()
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -144,11 +144,12 @@ class Member:
             )
         except Exception as error:  # noqa: BLE001 - it is the worker's to say what it means
             messages.send(connection, pickle.dumps(Refused(error=handover.told(error), receipt=receipt.data)))
-            return
+        else:
+            self._hand_over(connection, run)
         finally:
+            # Last: it may wait for whoever has passed them.
             for fd in fds:
                 os.close(fd)
-        self._hand_over(connection, run)
 
     def _hand_over(self, connection: socket.socket, run: Run) -> None:
         process = run.spawned

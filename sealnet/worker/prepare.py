@@ -11,7 +11,7 @@ from typing import Any
 
 from sealnet import request
 from sealnet.errors import NotPermitted, UsageError
-from sealnet.kernel import identity, process
+from sealnet.kernel import identity, libc, process
 from sealnet.kernel.mounts import DEVICES
 from sealnet.kernel.streams import leads_further
 from sealnet.model import calling
@@ -21,6 +21,8 @@ from sealnet.running import STREAMS, Streams, Ways
 
 # Documentation/admin-guide/devices.txt: the payload's ends of pseudo-terminals.
 _PTS = range(136, 144)
+# linux/magic.h.
+_FUSE = 0x65735546
 # Those that the run has of its own, and gets in their place.
 _HARMLESS = frozenset(number for name, number in DEVICES.items() if name != "tty")
 
@@ -86,6 +88,11 @@ def _is_terminal(peer: Peer, fd: int, name: str) -> bool:
         raise UsageError(f"cannot use the {name}: it is {wrong}", hint="put cat in between, or a pipe")
     found = os.fstat(fd)
     kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFREG and not peer.is_root and libc.file_system(fd) == _FUSE:
+        # Whoever closes it waits for an answer (FLUSH), and each program that is started closes what it does not take along.
+        raise UsageError(
+            f"cannot use the {name}: it is on a FUSE file system, which could keep the worker waiting", hint="put cat in between"
+        )
     if kind in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK):
         return False
     if kind == stat.S_IFCHR and (os.major(found.st_rdev), os.minor(found.st_rdev)) in _HARMLESS:

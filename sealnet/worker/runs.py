@@ -31,6 +31,7 @@ from sealnet.model.plan import Plan, User
 from sealnet.model.record import Record
 from sealnet.records import State
 from sealnet.running import OWN, Run, Stdio, Streams, Ways
+from sealnet.worker.closing import close_all
 from sealnet.worker.crew import Crew
 from sealnet.worker.doorways import Doors, Shared
 from sealnet.worker.ending import finish
@@ -205,7 +206,7 @@ class Runs:
         what they could not reach. `streams` are the caller's to close once this returns. `stop` that is set meanwhile, and being cancelled,
         undo the launch. `evidence` is completed at the end of the run, and closed. `refused_to` has the receipt of a run that is refused.
         """
-        own, unwanted = _Own(streams), threading.Event()
+        own, unwanted = _Own(streams, owner), threading.Event()
         begin = partial(self._start, rights=rights, ways=ways, evidence=evidence, refused_to=refused_to)
 
         def is_unwanted() -> bool:
@@ -466,7 +467,8 @@ class Runs:
 class _Own:
     """The caller's streams, by descriptors of our own: the caller may close its at any time."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Streams, owner: int) -> None:
+        self._owner = owner
         self._fds: list[int] = []
         try:
             given = (streams.stdin, streams.stdout, streams.stderr)
@@ -483,9 +485,7 @@ class _Own:
         return self._fds[-1]
 
     def close(self) -> None:
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
+        close_all(self._owner, self._fds)
 
 
 def _order(plan: Plan, config: Config, streams: Streams, durable: Durable, ways: Ways, rights: User | None) -> Launch:

@@ -30,7 +30,8 @@ from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.worker.asked import SERVICE, Asked
 from sealnet.worker.bundles import Bundles
-from sealnet.worker.connection import Connection, Gone, close_all
+from sealnet.worker.closing import close_all
+from sealnet.worker.connection import Connection, Gone
 from sealnet.worker.feed import Feed
 from sealnet.worker.log import log
 from sealnet.worker.prepare import Prepared, prepare
@@ -119,7 +120,7 @@ class Service:
             log("error", "bug", method=call.method, uid=asked.peer.uid, error=repr(error), trace=traceback.format_exc()[-380:])
             await asked.fail(SealnetError("cannot answer: the worker has met an error of its own; its log has it"))
         finally:
-            close_all(fds)
+            close_all(asked.peer.uid, fds)
 
     async def _answer(self, asked: Asked, fds: list[int]) -> None:
         method = self._methods.get(asked.call.method)
@@ -164,7 +165,7 @@ class Service:
         except SealnetError as error:
             self._runs.metrics.refuse(error)
             raise
-        close_all(fds)
+        close_all(asked.peer.uid, fds)
         # A run may live for long. What is gathered of one has all that was asked, so that goes on to count.
         if not asked.parameters.get("evidence"):
             asked.connection.lighten()
