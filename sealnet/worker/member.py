@@ -214,8 +214,9 @@ class Member:
                 self._ended(process)
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
-        while len(self._codes) >= _MOST_CODES:
-            self._codes.pop(next(iter(self._codes)), None)
+        # The oldest go; other threads take theirs out meanwhile.
+        for oldest in list(self._codes)[: max(0, len(self._codes) - _MOST_CODES + 1)]:
+            self._codes.pop(oldest, None)
         # In this order: somebody may ask meanwhile.
         self._codes[process.pid] = process.returncode
         self._children.pop(process.pid, None)
