@@ -400,7 +400,7 @@ def _discard(fresh: Path) -> None:
 def _maker_lives(name: str) -> bool:
     pid, _, start = name.rpartition(".")
     pid = pid.rpartition(".")[2]
-    return pid.isdigit() and start.isdigit() and process.start_time(int(pid)) == int(start)
+    return pid.isdigit() and start.isdigit() and process.start_time(int(pid)) == int(start) and process.lives(int(pid))
 
 
 def gateway_of(subnet: IPv4Network) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import resource
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from sealnet.errors import CannotSeal, NoSuchRun, RunExists, UsageError
-from sealnet.kernel import locks
+from sealnet.kernel import locks, process
 from sealnet.records import Claim, State
 from tests.crash import descriptors, elsewhere, steps_of
 from tests.lab import wait_for
@@ -569,3 +570,15 @@ def test_no_name_leads_out_of_the_directory(state: State, run_id: str) -> None:
         pass
 
     assert sorted(os.listdir(state.path)) == before
+
+
+def test_a_claim_whose_maker_has_ended_is_swept_though_nobody_has_waited_for_him(state: State) -> None:
+    with subprocess.Popen(["true"]) as dead, subprocess.Popen(["sleep", "60"]) as lives:
+        wait_for(lambda: not process.lives(dead.pid), what="it has ended")
+        for maker in (dead, lives):
+            (state.runs / f".run-1.0a.{maker.pid}.{process.start_time(maker.pid)}").mkdir()
+
+        state.sweep()
+
+        assert os.listdir(state.runs) == [f".run-1.0a.{lives.pid}.{process.start_time(lives.pid)}"]
+        lives.kill()
