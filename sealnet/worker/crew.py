@@ -92,8 +92,8 @@ class Crew:
     """For any number of threads. Members are started as they are needed, and stay: each is given what those before it are too busy for."""
 
     def __init__(self, host: Host, state: State, most: int, *, is_ours: Callable[[str], bool], left: Callable[[str], None]) -> None:
-        """`is_ours` tells of a run whether it lives, or is being launched, here. `left` is told of what could not be cleaned up yet, in any
-        thread: it is for `clean_up`, later.
+        """`is_ours` tells of a run whether it lives here. `left` is told of what could not be cleaned up yet, in any thread: it is for
+        `clean_up`, later.
         """
         self._host, self._state, self.most = host, state, most
         self._is_ours, self._left = is_ours, left
