@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -12,7 +13,7 @@ CLONE_FS, CLONE_NEWNS, CLONE_NEWNET = 0x200, 0x0002_0000, 0x4000_0000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 # The same numbers on every architecture.
-_FSOPEN, _OPENAT2 = 430, 437
+_FSOPEN, _FSCONFIG, _FSMOUNT, _OPENAT2 = 430, 431, 432, 437
 # glibc's own change every thread: (setgroups, setresuid, setresgid).
 _IDENTITY = {
     "x86_64": (116, 117, 119),
@@ -131,6 +132,27 @@ def fsopen(fstype: str) -> int:
     fd = _libc.syscall(ctypes.c_long(_FSOPEN), os.fsencode(fstype), ctypes.c_uint(1))
     _check(fd)
     return int(fd)
+
+
+def detached(fstype: str) -> int:
+    """fsmount(2) (Linux 5.2): a new file system of that type, mounted nowhere. It ends when the descriptor is closed."""
+    context = fsopen(fstype)
+    try:
+        # FSCONFIG_CMD_CREATE 6, FSMOUNT_CLOEXEC 1.
+        _check(_libc.syscall(ctypes.c_long(_FSCONFIG), ctypes.c_int(context), ctypes.c_uint(6), None, None, ctypes.c_int(0)))
+        fd = _libc.syscall(ctypes.c_long(_FSMOUNT), ctypes.c_int(context), ctypes.c_uint(1), ctypes.c_uint(0))
+        _check(fd)
+        return int(fd)
+    finally:
+        os.close(context)
+
+
+def use_one_arena() -> None:
+    """mallopt(3), where the C library is glibc: threads that allocate much keep less, and what is free at the top is given back."""
+    with contextlib.suppress(AttributeError):
+        # M_ARENA_MAX -8, M_TRIM_THRESHOLD -1.
+        _libc.mallopt(ctypes.c_int(-8), ctypes.c_int(1))
+        _libc.mallopt(ctypes.c_int(-1), ctypes.c_int(1 << 16))
 
 
 def socket_option(fd: int, level: int, option: int, buffer: bytearray) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from sealnet.errors import KernelRefused
-from sealnet.kernel import netlink
+from sealnet.kernel import libc, netlink
 
 _NET = "/proc/sys/net"
 
@@ -47,25 +49,39 @@ _TOLD = {
 
 def set_link(link: str) -> None:
     """Write every setting of LINK. IPv6 ones do not exist on a host without IPv6, which is as good as off."""
-    for family, settings in _FAMILIES.items():
-        directory = f"{_NET}/{family}/conf/{link}"
-        try:
-            fd = _open(directory)
-        except OSError as e:
-            if isinstance(e, FileNotFoundError) and family == "ipv6" and not os.path.exists(f"{_NET}/ipv6"):
-                continue
-            raise KernelRefused(f"cannot set {directory}: {e.strerror}", errno=e.errno or 0) from e
-        try:
-            for name, key in settings.items():
-                _write(fd, name, LINK[key], f"{directory}/{name}")
-        finally:
-            os.close(fd)
+    with _net() as (net, at):
+        for family, settings in _FAMILIES.items():
+            directory = f"{family}/conf/{link}"
+            try:
+                fd = os.open(f"{at}{directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=net)
+            except OSError as e:
+                if isinstance(e, FileNotFoundError) and family == "ipv6" and not os.path.exists(f"{_NET}/ipv6"):
+                    continue
+                raise KernelRefused(f"cannot set {_NET}/{directory}: {e.strerror}", errno=e.errno or 0) from e
+            try:
+                for name, key in settings.items():
+                    _write(fd, name, LINK[key], f"{_NET}/{directory}/{name}")
+            finally:
+                os.close(fd)
 
 
-def _open(directory: str) -> int:
-    """A link's settings of one family. Its path is looked up once for all of them: the kernel keeps the `net`, `conf` and `eth0` of all
-    namespaces in one chain each, and a thousand runs make that long."""
-    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _net() -> Iterator[tuple[int | None, str]]:
+    """Where the settings are: a directory's descriptor, and what goes before each path.
+
+    In a procfs of our own: the one at /proc keeps the `net`, `conf` and `eth0` of all namespaces in one chain each, and with a thousand
+    runs one look takes 0.5 ms. A new one takes 0.05 ms (6.18).
+    """
+    try:
+        proc = libc.detached("proc")
+    except OSError:
+        # A host in a container may not have it.
+        yield None, f"{_NET}/"
+        return
+    try:
+        yield proc, "sys/net/"
+    finally:
+        os.close(proc)
 
 
 def _write(directory: int, name: str, value: str, path: str) -> None:
