@@ -76,9 +76,8 @@ def test_the_metrics_tell_what_happens(told: Worker) -> None:
 
     told.host.run("nft", "delete", "table", "inet", "sealnet")
     wait_for(lambda: value("sealnet_tamper_events_total", event="gate-restored") == 1, what="that the gate was lost is counted")
-    for kind, module in (("nft", "sealnet.kernel.nfthelper"), ("crew", "sealnet.worker.member")):
-        # Of the crew the last one: the others are its kind's first, which does nothing.
-        os.kill(told.helpers(module)[-1], signal.SIGKILL)
+    for kind, which in (("nft", "sealnet.kernel.nfthelper"), ("crew", "sealnet-crew")):
+        os.kill(told.helpers(which)[-1], signal.SIGKILL)
         # A run with a door is the worker's own to launch, and any other its crew's.
         options = ("--allow", "a.test", "--no-preflight") if kind == "nft" else ()
         assert told.call(ALICE, "run", *options, "--", "true").returncode == 0

@@ -137,12 +137,12 @@ def test_a_worker_that_dies_in_any_state_of_a_launch_loses_none_of_many_runs(hos
     last.close()
 
 
-@pytest.mark.parametrize("which", ["sealnet.kernel.nfthelper", "sealnet.door", "sealnet.worker.member"])
+@pytest.mark.parametrize("which", ["sealnet.kernel.nfthelper", "sealnet.door", "sealnet-crew"])
 def test_a_process_of_the_workers_that_is_killed_again_and_again_takes_no_run_along(worker: Worker, which: str) -> None:
     worker.host.broker(8080)
     # A run with a door is the worker's own to launch, and any other its crew's.
-    given = {"lease_port": 8080} if which == "sealnet.worker.member" else {"broker": "tcp:127.0.0.1:8080"}
-    option = ("--lease-port", "8080") if which == "sealnet.worker.member" else ("--broker", "tcp:127.0.0.1:8080")
+    given = {"lease_port": 8080} if which == "sealnet-crew" else {"broker": "tcp:127.0.0.1:8080"}
+    option = ("--lease-port", "8080") if which == "sealnet-crew" else ("--broker", "tcp:127.0.0.1:8080")
     script = f"{ASKS} >/dev/null && touch first; read line; {ASKS}"
     beside = running(worker, BOB, "beside", "sh", "-c", script, options=("--lease-port", "8080"), stdin=subprocess.PIPE)
     wait_for((worker.home(BOB) / "first").exists, what="its broker answers")
@@ -167,6 +167,29 @@ def test_a_process_of_the_workers_that_is_killed_again_and_again_takes_no_run_al
     assert beside.returncode == 0
     wait_for(lambda: is_idle(worker), what="nothing is left")
     assert worker.lines("event=bug") == []
+
+
+def test_its_crew_is_there_as_it_begins_and_has_nothing_of_the_workers(worker: Worker) -> None:
+    """They are forked of it: whoever takes its lock, or connects to its socket, is to see it end."""
+    assert worker.process is not None
+    members, own = worker.helpers("sealnet-crew"), worker.process.pid
+
+    def opened(pid: int) -> set[str]:
+        # What was closed meanwhile is not there.
+        links = (fd for fd in Path(f"/proc/{pid}/fd").iterdir())
+        return {os.readlink(fd) for fd in links if fd.is_symlink()}
+
+    assert len(members) == min(os.cpu_count() or 1, 4)
+    assert any(path.endswith("/worker.lock") for path in opened(own))
+    log = str(worker.log.resolve())
+    for pid in members:
+        shared = {path for path in opened(pid) & opened(own) if path != os.devnull}
+        assert shared <= {log}, shared
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        assert os.getsid(pid) == pid
+        assert Path(f"/proc/{pid}/status").read_text().count("Name:\tsealnet-crew") == 1
+    worker.host.broker(8080)
+    works(worker)
 
 
 def told_to_door(place: Path, *messages: bytes) -> bool:

@@ -63,8 +63,8 @@ class Worker:
     def lines(self, word: str) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if word in line]
 
-    def helpers(self, module: str) -> list[int]:
-        """Its own processes of that module, the oldest first."""
+    def helpers(self, which: str) -> list[int]:
+        """Its own processes of that module or name, the oldest first."""
         assert self.process is not None
         below, found = [self.process.pid], []
         for pid in below:
@@ -72,7 +72,7 @@ class Worker:
             with contextlib.suppress(OSError):
                 for task in Path(f"/proc/{pid}/task").iterdir():
                     below += map(int, (task / "children").read_text().split())
-                if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                if which in (Path(f"/proc/{pid}/comm").read_text().strip(), *Path(f"/proc/{pid}/cmdline").read_text().split("\0")):
                     found.append(pid)
         return sorted(found)
 

@@ -25,7 +25,7 @@ from sealnet.errors import CannotTearDown, SealnetError
 from sealnet.model.config import Config
 from sealnet.records import State
 from sealnet.running import Run, Streams
-from sealnet.worker import crew, launching
+from sealnet.worker import first, launching
 from sealnet.worker.live import Live
 from sealnet.worker.runs import Runs
 
@@ -162,7 +162,7 @@ async def main() -> None:
         unsettle_clock()
     plan_deaths(json.loads(sys.argv[1]), os.getpid())
     member = str(Path(__file__).with_name("crewmember.py"))
-    crew._PROGRAM = (sys.executable, "-I", member, sys.argv[1], str("SEALNET_TESTS_CLOCK" in os.environ))
+    first._PROGRAM = (sys.executable, "-I", member, sys.argv[1], str("SEALNET_TESTS_CLOCK" in os.environ))
     await serve(Runs(state, Config()))
 
 

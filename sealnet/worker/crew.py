@@ -8,8 +8,6 @@ import pickle
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +26,7 @@ from sealnet.model.durable import is_api_run
 from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.worker import handover
+from sealnet.worker.first import First
 from sealnet.worker.handover import TAKEN, UNWANTED, Code, End, Gone, Launch, Refused
 
 # How soon a launch that nobody wants any more is told so, and one of the crew that was halted (SIGSTOP) is made to go on.
@@ -36,9 +35,6 @@ _BEGINS_S, _ENDS_S = 30.0, 5.0
 # How long one waits for another member where there is one.
 _ANOTHER_S = 2.0
 _TRIES = 3
-# mallopt(3). With an arena for each thread a process that has launched many at once keeps 8 MB more.
-_SMALL = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
-_PROGRAM = (sys.executable, "-I", "-m", "sealnet.worker.member")
 
 
 class _Failed(Exception):
@@ -71,6 +67,9 @@ class _Member:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             _ends_within(self.pidfd, _ENDS_S)
+        with contextlib.suppress(ChildProcessError):
+            # One that was forked of this process.
+            os.waitpid(self.pid, os.WNOHANG)
         os.close(self.pidfd)
 
     def go_on(self) -> None:
@@ -91,15 +90,24 @@ class _Member:
 class Crew:
     """For any number of threads. Members are started as they are needed, and stay: each is given what those before it are too busy for."""
 
-    def __init__(self, host: Host, state: State, most: int, *, is_ours: Callable[[str], bool], left: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        state: State,
+        most: int,
+        *,
+        is_ours: Callable[[str], bool],
+        left: Callable[[str], None],
+        members: Sequence[socket.socket] = (),
+    ) -> None:
         """`is_ours` tells of a run whether it lives here. `left` is told of what could not be cleaned up yet, in any thread: it is for
-        `clean_up`, later.
+        `clean_up`, later. `members` are those that there are already.
         """
         self._host, self._state, self.most = host, state, most
         self._is_ours, self._left = is_ours, left
         self._lock, self._recruiting = threading.Lock(), threading.Lock()
-        self._first: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._first: First | None = None
+        self._given = members
         self._members: list[_Member] = []
         self.died = 0
         """How many members have died at work."""
@@ -109,14 +117,19 @@ class Crew:
         dies with it.
         """
         with self._recruiting:
-            if self.most:
-                self._start()
+            for control in self._given:
+                with contextlib.suppress(OSError, EOFError, CannotSeal):
+                    self._meet(control, _BEGINS_S)
+            if self.most and not self._given:
+                self._first = First.start(self._state)
 
     @property
     def pids(self) -> list[int]:
         """Of all its processes, the first of all first."""
         first = self._first
-        return [] if first is None else [first.pid, *process.children(first.pid)]
+        with self._lock:
+            members = [one.pid for one in self._members]
+        return members if first is None else [first.pid, *(set(members) | set(process.children(first.pid)))]
 
     # Orders
 
@@ -307,58 +320,42 @@ class Crew:
 
     def _recruit(self, within_s: float) -> _Member:
         """By whoever recruits."""
-        if self._first is None or self._first.poll() is not None:
-            self._start()
-        elif process.is_stopped(self._first.pid):
-            self._first.send_signal(signal.SIGCONT)
+        first = self._first
+        if first is None or not first.lives:
+            self._stop()
+            self._first = first = First.start(self._state)
+        first.go_on()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
-                if self._control is not None:
-                    messages.send(self._control, b"", [theirs.fileno()])
-            ours.settimeout(within_s)
-            data, (pidfd,) = messages.receive(ours)
+                first.fork_another(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return self._meet(ours, within_s)
+
+    def _meet(self, control: socket.socket, within_s: float) -> _Member:
+        """Once it has said who it is."""
+        try:
+            control.settimeout(within_s)
+            data, (pidfd,) = messages.receive(control)
             version, pid = pickle.loads(data)  # noqa: S301 - from a process of our own, as all that it says
             if version != VERSION:
                 os.close(pidfd)
                 raise CannotSeal(f"sealnet has been upgraded to {version}, and this worker is {VERSION}")
-            ours.settimeout(None)
+            control.settimeout(None)
         except BaseException:
-            ours.close()
+            control.close()
             raise
-        member = _Member(ours, pid, pidfd)
+        member = _Member(control, pid, pidfd)
         with self._lock:
             self._members.append(member)
         return member
 
-    def _start(self) -> None:
-        self._stop()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            words = (str(theirs.fileno()), str(os.getpid()), str(self._state.path))
-            self._first = subprocess.Popen(
-                [*_PROGRAM, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-                env={"PATH": ":".join(process.TOOL_PATH), "LANG": "C.UTF-8", **_SMALL},
-                start_new_session=True,
-            )
-
     def _stop(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._first is not None:
-            if process.is_stopped(self._first.pid):
-                self._first.send_signal(signal.SIGCONT)
-            try:
-                self._first.wait(_ENDS_S)
-            except subprocess.TimeoutExpired:
-                self._first.kill()
-                self._first.wait()
-            self._first = None
+        first, self._first = self._first, None
+        if first is not None:
+            first.end()
 
     def close(self) -> None:
         """Nothing is being launched or ended any more."""

@@ -14,15 +14,15 @@ from typing import Any
 
 from sealnet import request
 from sealnet.errors import SealnetError
-from sealnet.kernel import process
+from sealnet.kernel import libc, process
 from sealnet.model.config import Config
 from sealnet.model.endpoint import Endpoint
 from sealnet.model.version import VERSION
 from sealnet.records import State
-from sealnet.worker import notify, scrape, server
+from sealnet.worker import first, notify, scrape, server
 from sealnet.worker.log import log
 from sealnet.worker.notify import Notifier
-from sealnet.worker.runs import Runs
+from sealnet.worker.runs import Runs, crew_size
 from sealnet.worker.scrape import Scrapes
 from sealnet.worker.server import Server
 from sealnet.worker.service import Service
@@ -43,20 +43,24 @@ def serve(state: State, *, metrics: Endpoint | None = None) -> int:
     state.prepare()
     lock = server.only_one(state.path)
     try:
+        libc.use_one_arena()
+        members = first.fork(state, crew_size())
         sock = notify.listening(os.environ) or server.bind(state.path, _gid(config))
         gc.set_threshold(_GARBAGE)
-        asyncio.run(_serve(state, config, sock, notifier, metrics or config.metrics))
+        asyncio.run(_serve(state, config, sock, notifier, metrics or config.metrics, members))
     finally:
         os.close(lock)
     return 0
 
 
-async def _serve(state: State, config: Config, sock: socket.socket, notifier: Notifier, metrics: Endpoint | None) -> None:
+async def _serve(
+    state: State, config: Config, sock: socket.socket, notifier: Notifier, metrics: Endpoint | None, members: list[socket.socket]
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(_complain)
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    runs = Runs(state, config)
+    runs = Runs(state, config, members=members)
     adopted = await runs.begin()
     service = Service(state, config, runs)
     service.adopted(adopted)

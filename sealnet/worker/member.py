@@ -1,7 +1,7 @@
 """A process of the worker's crew: it launches and ends runs, beside the worker's own interpreter, which runs one thread at a time.
 
-`python -I -m sealnet.worker.member FD WORKER STATE` is the first of them. It does nothing but fork the others, so that each begins with
-everything loaded and shares that memory. All of them end with the process WORKER.
+`python -I -m sealnet.worker.member FD WORKER STATE` is the first of them, where the worker has not forked that (`sealnet.worker.first`).
+All of them end with the process WORKER.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
 from sealnet import ended as ends
@@ -31,6 +32,8 @@ from sealnet.worker.handover import TAKEN, Code, End, Gone, Launch, Launched, Re
 from sealnet.worker.log import log
 from sealnet.worker.shared import SharedHost
 
+# What top(1) and ps(1) call each of them.
+NAME = "sealnet-crew"
 _CODE_S = 5.0
 _MOST_CODES = 4096
 
@@ -65,7 +68,7 @@ class Member:
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
-        threading.excepthook = lambda told: _complain(told.exc_value)
+        threading.excepthook = lambda told: complain(told.exc_value)
         own = os.pidfd_open(os.getpid())
         messages.send(self._control, pickle.dumps((VERSION, os.getpid())), [own])
         os.close(own)
@@ -118,7 +121,7 @@ class Member:
                 return self._end(order, fds)
             return self._code(order.pid) if isinstance(order, Code) else None
         except Exception as error:  # noqa: BLE001 - what is wrong with one run is no other's trouble; the worker does it itself
-            _complain(error)
+            complain(error)
             return None
 
     def _launch(self, connection: socket.socket, order: Launch, fds: list[int]) -> None:
@@ -222,7 +225,7 @@ class Member:
         self._children.pop(process.pid, None)
 
 
-def _complain(error: BaseException | None) -> None:
+def complain(error: BaseException | None) -> None:
     log("error", "bug", what="in the crew", error=repr(error), trace="".join(traceback.format_exception(error))[-380:])
 
 
@@ -237,16 +240,22 @@ def main() -> None:
         sys.exit("usage: python -I -m sealnet.worker.member FD WORKER STATE")
     control, state = socket.socket(fileno=int(sys.argv[1])), State(sys.argv[3])
     identity.die_with(int(sys.argv[2]))
-    # Members that have ended are waited for by nobody.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
+    serve(control, state)
+
+
+def serve(control: socket.socket, state: State) -> None:
+    """The first of them: fork a member for each connection that comes over `control`, until its other end is closed."""
+    Path("/proc/self/comm").write_text(NAME)
+    # Members that have ended are waited for by nobody.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     first = os.getpid()
     while True:
         try:
             _data, fds = messages.receive(control)
         except (EOFError, ConnectionResetError):
-            os._exit(0)
+            return
         except OSError:
             continue
         # Where there can be none more, the worker sees that its other end is closed: those that there are go on.
@@ -264,7 +273,7 @@ def _live(state: State, control: socket.socket, fds: list[int], first: int) -> A
         control.close()
         Member(state, socket.socket(fileno=fds[0])).serve()
     except BaseException as error:  # noqa: BLE001 - what the first of them is for goes on elsewhere
-        _complain(error)
+        complain(error)
         os._exit(1)
     os._exit(0)
 

@@ -7,9 +7,10 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,6 +55,10 @@ _MOST_FDS = 65536
 _CREW = 4
 
 
+def crew_size() -> int:
+    return min(os.cpu_count() or 1, _CREW)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """A run whose payload runs."""
@@ -66,8 +71,9 @@ class Started:
 class Runs:
     """Every method is called in the thread of one event loop, `begin` first."""
 
-    def __init__(self, state: State, config: Config, *, crew: int | None = None) -> None:
-        """`state` is prepared. `crew` is how many processes launch and end runs for this one; 0: it does so itself."""
+    def __init__(self, state: State, config: Config, *, crew: int | None = None, members: Sequence[socket.socket] = ()) -> None:
+        """`state` is prepared. `crew` is how many processes launch and end runs for this one; 0: it does so itself. `members` are those
+        that there are already (`sealnet.worker.first.fork`)."""
         self._state, self._config = state, config
         self.metrics = Metrics()
         self._durably = replace(config, lease_ttl_s=max(config.lease_ttl_s, LEASE_TTL_S))
@@ -82,8 +88,8 @@ class Runs:
         self._live: dict[str, Live] = {}
         self._kept = Kept(state)
         self._left = Leftovers(self._take_away)
-        most = min(os.cpu_count() or 1, _CREW) if crew is None else crew
-        self._crew = Crew(self._host, state, most, is_ours=self.has, left=self._lose)
+        most = crew_size() if crew is None else crew
+        self._crew = Crew(self._host, state, most, is_ours=self.has, left=self._lose, members=members)
         # Launches that nobody knows the end of.
         self._lost: set[str] = set()
         self._doors = Doors(state, self._mind)
