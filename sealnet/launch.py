@@ -15,7 +15,7 @@ from sealnet import builder, doors, prove, spawn
 from sealnet import seal as sealing
 from sealnet.doors import Door, Doorkeeper
 from sealnet.errors import CannotSeal, NoBroker, NotSealed, PoolExhausted, SealnetError, UsageError
-from sealnet.kernel import nft, process, sysctl, versions
+from sealnet.kernel import cgroup, nft, process, sysctl, versions
 from sealnet.kernel.attempts import StandIn
 from sealnet.kernel.host import Host
 from sealnet.kernel.mounts import beneath
@@ -150,6 +150,7 @@ class _Launch:
         )
 
     def _build(self, run: Run, door_user: User | None) -> None:
+        spawn.prepare(run)
         run.versions = versions.see(self.state.path)
         self.checkpoint("claimed")
         if self.plan.is_leased:
@@ -263,14 +264,23 @@ def _allocate(run: Run) -> tuple[Seal, list[str]]:
 def _seal(run: Run, streams: Streams, door: Callable[[], Doorkeeper] | None) -> None:
     plan, seal = run.plan, run.seal
     run.claim.update(cgroup=str(run.host.add_cgroup(plan.run_id)))
+    if plan.confinement is not Confinement.OPEN:
+        # Not before that: cgroups are not made meanwhile.
+        run.grace = cgroup.anticipate()
     if plan.confinement is Confinement.OPEN:
         run.inside = Inside(lambda: None, seal.netns)
+        spawn.lay_out(run, streams, run.inside)
         spawn.hold(run, streams, run.inside)
+        run.settle()
         run.claim.update(state="built", netns_inode=run.inside.inode)
         return
     alias = f"{plan.user.name}: {plan.command}"
-    applied = sealing.apply(run.host, seal, alias=alias, sysctls=sysctl.expected(), begin=partial(_begin, run, streams, door))
+    born, begin = partial(spawn.lay_out, run, streams), partial(_begin, run, streams, door)
+    applied = sealing.apply(run.host, seal, alias=alias, sysctls=sysctl.expected(), born=born, begin=begin)
     run.inside = applied.inside
+    # A view that cannot be made is said before anybody is asked for anything.
+    run.settle()
+    run.join_all()
     run.checks += applied.checks
     run.proof_ms += sum(one.took_ms for one in applied.checks)
     run.claim.update(

@@ -7,11 +7,12 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from sealnet import prove, reap
 from sealnet.doors import Doorkeeper, Listening
@@ -20,6 +21,7 @@ from sealnet.guard import GLANCE_S, Ear, Guard, Upkeep
 from sealnet.kernel import cgroup, identity, process
 from sealnet.kernel.attempts import StandIn
 from sealnet.kernel.host import Host
+from sealnet.kernel.mounts import Stage
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.output import Sink
 from sealnet.kernel.ownthread import Pending
@@ -83,6 +85,22 @@ class Held:
     go: int
 
 
+class Laid(NamedTuple):
+    """What bwrap is started with: the payload's file system, its /dev, the programs, and the run's directory, as the thread sees them."""
+
+    stage: Stage
+    dev: str
+    tools: argv.Tools | None
+    records: str
+
+
+class Spawned(NamedTuple):
+    """bwrap: `pidfd` is readable when it has ended."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+
 class Run:
     """A run that was started. Used by one thread at a time; `close` (or `with`) takes it away."""
 
@@ -127,8 +145,14 @@ class Run:
         self.starter: Starter | None = None
         """What has spawned bwrap. One that is not durable lives as long as this does."""
         self.held: Held | None = None
-        self.joining: Pending[bool] | None = None
-        """bwrap is being moved to the run's cgroup."""
+        self.staging: Pending[Stage] | None = None
+        self.laying: Pending[Laid] | None = None
+        """The payload's file system is being put together."""
+        self.spawning: Pending[Spawned] | None = None
+        """bwrap is being spawned; until it is waited for (`settle`) there is no `process`."""
+        self.grace: threading.Thread | None = None
+        self.joining: Pending[None] | None = None
+        """bwrap, and then what it has started, is being moved to the run's cgroup."""
         self.ear: Callable[[], Ear] | None = None
         self.glance_s: Callable[[], float] = lambda: GLANCE_S
         self.guard: Guard | None = None
@@ -162,6 +186,15 @@ class Run:
             raise RuntimeError("the run was not started")
         return self.process
 
+    def settle(self) -> None:
+        """Wait for bwrap to be spawned. Raises CannotSeal where it cannot be."""
+        if self.process is not None or self.spawning is None:
+            return
+        try:
+            self.process, self.pidfd = self.spawning.wait()
+        except OSError as error:
+            raise CannotSeal(f"cannot start bwrap for run {self.run_id}: {os.strerror(error.errno or 0)}") from error
+
     # The life of the payload
 
     def payload_pid(self) -> int | None:
@@ -183,7 +216,7 @@ class Run:
             pid = self.starter.first_step()
             self._let_go(self.held)
             if pid is not None:
-                self._join(pid)
+                self._require_joined(pid)
                 last = self.starter.further(self._executions - argv.AS_ROOT)
                 if last is None and process.lives(pid):
                     raise NotSealed(f"cannot start the payload of run {self.run_id}: it is not held, and has not ended")
@@ -206,19 +239,32 @@ class Run:
     def _executions(self) -> int:
         return buildargv.EXECUTIONS if self.plan.build else argv.executions(self.plan)
 
-    def _join(self, pid: int | None) -> None:
-        """Have bwrap, its init and its child, which is held, in the run's cgroup: what they start is born there. Raises NotSealed.
+    def join_all(self) -> None:
+        """Have what bwrap has started moved to the run's cgroup as soon as it is held, beside whatever is done meanwhile."""
+        if self.joining is not None and self.inside is not None and self.starter is not None and self.starter.is_started:
+            self.joining = self.inside.begin(self._join_held, self.starter)
 
-        Nobody else may be there, or be theirs. None of these pids can be another's: bwrap has not been waited for, nor what we hold, and
-        an init does not end before that.
+    def _join_held(self, starter: Starter) -> None:
+        pid = starter.seen_held()
+        if pid is not None:
+            self._join({self.spawned.pid, starter.init_pid(), pid})
+
+    def _join(self, own: set[int]) -> None:
+        """Have bwrap, its init and its child, which is held, in the run's cgroup: what they start is born there.
+
+        None of these pids can be another's: bwrap has not been waited for, nor what we hold, and an init does not end before that.
         """
-        if self.joining is None or self.record.cgroup is None:
-            return
-        group, own = Path(self.record.cgroup), self._own(pid)
-        self._await_joining()
-        for one in own - set(cgroup.pids(group)):
-            cgroup.join(group, one)
-        self._require_alone(pid)
+        if self.record.cgroup is not None:
+            group = Path(self.record.cgroup)
+            for one in own - set(cgroup.pids(group)):
+                cgroup.join(group, one)
+
+    def _require_joined(self, pid: int | None) -> None:
+        """They are all there, and nobody else is there or theirs. Raises NotSealed."""
+        if self.joining is not None:
+            self._await_joining()
+            self._join(self._own(pid))
+            self._require_alone(pid)
 
     def _own(self, pid: int | None) -> set[int]:
         return {self.spawned.pid, self.init_pid, *([pid] if pid is not None else [])}
@@ -246,7 +292,7 @@ class Run:
         """Somebody traces us (strace -f), or the host forbids ptrace: the payload is looked at as soon as it stands."""
         if self.held is not None:
             if self.starter is not None and self.starter.init_lives:
-                self._join(None)
+                self._require_joined(None)
                 self._go(self.held)
             else:
                 # bwrap has died of a mount that it could not make; its status tells.
@@ -349,8 +395,14 @@ class Run:
 
     def _end_held(self, held: Held) -> None:
         """bwrap, its init and whatever that has started: dead, whatever becomes of `kill`."""
+        with contextlib.suppress(Exception):
+            # Where it could not be spawned, who was to start it was told.
+            self.settle()
         if self.process is not None:
             self.process.kill()
+            if self.starter is not None:
+                # Whoever waits for it to be held sees that it is dead.
+                self.starter.signal()
             with contextlib.suppress(SealnetError):
                 # Until it has been waited for its pid is nobody else's.
                 self._await_joining()
@@ -614,6 +666,8 @@ class Run:
             self.inside.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
+        if self.grace is not None and self.grace.is_alive():
+            self.grace.join()
         self.claim.close()
         self.at_end()
 

@@ -25,7 +25,7 @@ class Kernel(Protocol):
     tag: str
 
     def add_gate(self) -> str: ...
-    def add_netns(self, seal: Seal) -> Any: ...
+    def add_netns(self, seal: Seal, born: Callable[[Any], None] | None = None) -> Any: ...
     def add_filter(self, seal: Seal, inside: Any) -> None: ...
     def add_link(self, seal: Seal, inside: Any, alias: str) -> int: ...
     def bring_up(self, seal: Seal, inside: Any, index: int) -> None: ...
@@ -65,18 +65,25 @@ class Applied:
 
 
 def apply(
-    kernel: Kernel, seal: Seal, *, alias: str, sysctls: dict[str, str], begin: Callable[[Any], None] = lambda _inside: None
+    kernel: Kernel,
+    seal: Seal,
+    *,
+    alias: str,
+    sysctls: dict[str, str],
+    born: Callable[[Any], None] | None = None,
+    begin: Callable[[Any], None] = lambda _inside: None,
 ) -> Applied:
     """Build the seal, read it back, compare; on any failure what was made is taken away again.
 
-    `begin` is given the namespace as soon as there is one, for what takes its time beside the rest.
+    For what takes its time beside the rest: `born` is given the namespace as soon as there is one, and is to put nothing into it that could
+    outlive us; `begin` is given it once it is marked and has its name, by which whatever is in it can be found.
     """
     with ExitStack() as undo:
         index = None
         # The gate is first: a link that is up before it would be open.
         if seal.subnet is not None:
             kernel.add_gate()
-        inside = kernel.add_netns(seal)
+        inside = kernel.add_netns(seal, born)
         undo.callback(inside.close)
         undo.callback(kernel.remove_netns, seal.run_id)
         begin(inside)

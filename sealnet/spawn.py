@@ -16,6 +16,7 @@ from sealnet.kernel import cgroup, libc, locks, netns, process, seccomp
 from sealnet.kernel.host import RESOLVER
 from sealnet.kernel.mounts import DEVICES, Stage
 from sealnet.kernel.netns import Inside
+from sealnet.kernel.ownthread import Pending
 from sealnet.kernel.starter import Starter
 from sealnet.model import argv, buildargv, environment
 from sealnet.model.argv import Fds, Tools
@@ -23,24 +24,42 @@ from sealnet.model.plan import profile_places
 from sealnet.model.policy import Confinement
 from sealnet.model.view import layout, replaces_programs
 from sealnet.records import ALIVE
-from sealnet.running import Held, Run, Stdio, Streams, no_bwrap
+from sealnet.running import Held, Laid, Run, Spawned, Stdio, Streams, no_bwrap
 
 _HOSTS = "# A sealed run: no resolver answers here.\n"
 # A name server at a documentation address (RFC 5737): a lookup is refused at once, and stands in the tally of what was tried.
 _RESOLV_CONF = f"# A sealed run has no resolver: what it may reach is in /etc/hosts.\nnameserver {RESOLVER}\noptions timeout:1 attempts:1\n"
 
 
+def prepare(run: Run) -> None:
+    """Begin with the payload's file system, beside what is reserved and made for the run: the thread moves to a mount namespace of its
+    own.
+    """
+    run.starter = Starter(run.seal.netns)
+    run.staging = run.starter.begin(Stage, str(run.claim.state.stage))
+
+
+def lay_out(run: Run, streams: Streams, inside: Inside) -> None:
+    """Have it put together in the run's namespace, where nothing lives yet."""
+    if run.starter is None or run.staging is None:
+        raise RuntimeError("a run's file system is prepared first")
+    run.laying = run.starter.begin(_lay_out, run, run.staging, streams, os.dup(inside.fd))
+
+
 def hold(run: Run, streams: Streams, inside: Inside) -> None:
-    """Spawn bwrap, as early as there is a namespace to spawn it in: to move it to the run's cgroup waits for a grace period of RCU, and its
-    mounts take their time. While the seal is being built it goes on until its child is about to be setpriv(1), and that is held: it is
-    root's still. Once it is its user's, any process of that user could write into it (/proc/PID/mem), so that comes after the proof.
+    """Have bwrap spawned, as early as there is a namespace to spawn it in: to move it to the run's cgroup waits for a grace period of RCU,
+    and its view and mounts take their time. While the seal is being built it goes on until its child is about to be setpriv(1), and that
+    is held: it is root's still. Once it is its user's, any process of that user could write into it (/proc/PID/mem), so that comes after
+    the proof. `Run.settle` waits for bwrap itself.
 
     What has run by then, bwrap and setsid(1), is the host's own, out of a view that only root can have put other programs into. Where root
     has, they wait as well.
     """
-    run.starter = Starter(run.seal.netns)
+    if run.starter is None or run.laying is None:
+        raise RuntimeError("a run's file system is laid out first")
     plan = run.plan
     program = seccomp.render_builder_filter() if plan.build else seccomp.filter_for(plan.user, allow_userns=plan.allow_userns)
+    # The thread closes these, once bwrap has them.
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         info, info_write = os.pipe2(os.O_CLOEXEC)
         theirs.callback(os.close, info_write)
@@ -57,21 +76,10 @@ def hold(run: Run, streams: Streams, inside: Inside) -> None:
         # From here on the run closes these.
         ours.pop_all()
         fds = Fds(args=arguments, info=info_write, status=status, block=go, alive=-1, seccomp=filters)
-        spawning = run.starter.begin(_spawn, run, fds, streams, inside.fd)
-        try:
-            run.process = spawning.wait()
-        except BaseException as error:
-            # It may be a signal's handler that has raised. What the thread uses stays open until that is through.
-            with contextlib.suppress(Exception):
-                run.process = spawning.wait()
-            if isinstance(error, OSError):
-                raise CannotSeal(f"cannot start bwrap for run {run.run_id}: {os.strerror(error.errno or 0)}") from error
-            raise
-    # Before anybody waits for it: a child that has been waited for has no pidfd any more.
-    run.pidfd = os.pidfd_open(run.process.pid)
+        run.spawning = run.starter.begin(_spawn_with, theirs.pop_all(), run, run.laying, fds, streams)
     if plan.confinement is not Confinement.OPEN:
         # What is not there yet is in the run's namespace, and found by that. An open run has none, so a shell joins first.
-        run.joining = inside.begin(cgroup.join, Path(str(run.record.cgroup)), run.process.pid)
+        run.joining = inside.begin(_join, run.spawning, Path(str(run.record.cgroup)))
     run.starter.follow(info)
     if not replaces_programs(plan):
         run.begin()
@@ -92,6 +100,15 @@ def start(run: Run) -> None:
     run.claim.update(state="started", init_pid=run.init_pid, durable=durable)
     if run.seal_stands and netns.inode_of(run.init_pid) not in (run.inside.inode, None):
         raise NotSealed(f"cannot seal run {run.run_id}: bwrap is not in the run's namespace")
+
+
+def _join(spawning: Pending[Spawned], group: Path) -> None:
+    """Move bwrap to the run's cgroup, once it is there. Its pid is nobody else's: it has not been waited for."""
+    try:
+        bwrap = spawning.wait()
+    except Exception:  # noqa: BLE001 - it is told to whoever waits for bwrap
+        return
+    cgroup.join(group, bwrap.process.pid)
 
 
 def _variables(run: Run) -> dict[str, str]:
@@ -124,34 +141,49 @@ def _memory(name: str, data: bytes) -> int:
     return fd
 
 
-def _spawn(run: Run, fds: Fds, streams: Streams, netns_fd: int) -> subprocess.Popen[bytes]:
-    """In a thread that lives in the run's network namespace, and in the mount namespace of the view: what it spawns is born in both."""
-    # Before the view is made: a sysfs shows the links of the namespace that it was mounted in.
-    libc.setns(netns_fd, libc.CLONE_NEWNET)
-    plan, die_with_parent = run.plan, run.record.durable is None
-    stage = Stage(str(run.claim.state.stage))
+def _lay_out(run: Run, staging: Pending[Stage], streams: Streams, netns_fd: int) -> Laid:
+    """In a thread that lives in the mount namespace of the view, and from here on in the run's network namespace: what it spawns is born in
+    both.
+    """
+    try:
+        # Before the view is made: a sysfs shows the links of the namespace that it was mounted in.
+        libc.setns(netns_fd, libc.CLONE_NEWNET)
+    finally:
+        os.close(netns_fd)
+    plan, stage = run.plan, staging.wait()
     stage.build(layout(plan), _files(run), profile_places(plan.bwrap_args), run.rights, run.hidden)
-    root, dev = stage.root, stage.devices(streams.console)
+    dev = stage.devices(streams.console)
     tools = None if plan.build else _tools(run, stage)
     if tools is not None:
         _enter(run, stage)
     # What bwrap holds must lead to nothing, for a payload of root's can take it apart; a builder is not that.
-    records = str(run.claim.directory) if tools is None else stage.read_only(str(run.claim.directory))
+    return Laid(stage, dev, tools, str(run.claim.directory) if tools is None else stage.read_only(str(run.claim.directory)))
+
+
+def _spawn_with(theirs: contextlib.ExitStack, run: Run, laying: Pending[Laid], fds: Fds, streams: Streams) -> Spawned:
+    with theirs:
+        process = _spawn(run, laying.wait(), fds, streams)
+        # Before anybody waits for it: a child that has been waited for has no pidfd any more.
+        return Spawned(process, os.pidfd_open(process.pid))
+
+
+def _spawn(run: Run, laid: Laid, fds: Fds, streams: Streams) -> subprocess.Popen[bytes]:
+    plan, root, die_with_parent = run.plan, laid.stage.root, run.record.durable is None
     variables = _variables(run)
-    alive = locks.hold(Path(records) / ALIVE)
+    alive = locks.hold(Path(laid.records) / ALIVE)
     opened = [alive]
     fds = replace(fds, alive=alive)
     try:
-        if tools is None:
-            _tell(fds.args, buildargv.render_options(root, dev, fds, variables, die_with_parent=die_with_parent))
+        if laid.tools is None:
+            _tell(fds.args, buildargv.render_options(root, laid.dev, fds, variables, die_with_parent=die_with_parent))
             return builder.spawn(run, fds, streams, variables)
-        _tell(fds.args, argv.render_options(plan, root, dev, _seen(), fds, variables, die_with_parent=die_with_parent))
+        _tell(fds.args, argv.render_options(plan, root, laid.dev, _seen(), fds, variables, die_with_parent=die_with_parent))
         group = str(run.record.cgroup) if plan.confinement is Confinement.OPEN else None
         stdin, stdout, stderr = (
-            _fresh(stream, fd, dev, opened) for fd, stream in enumerate((streams.stdin, streams.stdout, streams.stderr))
+            _fresh(stream, fd, laid.dev, opened) for fd, stream in enumerate((streams.stdin, streams.stdout, streams.stderr))
         )
         return subprocess.Popen(
-            argv.render_command(plan, group, fds, variables, tools, controlling_terminal=streams.controlling_terminal),
+            argv.render_command(plan, group, fds, variables, laid.tools, controlling_terminal=streams.controlling_terminal),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

@@ -196,11 +196,13 @@ class FakeKernel:
         return _sha256(ruleset.GATE_TABLE)
 
     @_call
-    def add_netns(self, seal: Seal) -> Inside:
+    def add_netns(self, seal: Seal, born: Callable[[Inside], None] | None = None) -> Inside:
         if seal.netns in self.world.names:
             raise CannotSeal(f"cannot add netns {seal.netns}: one of that name exists and is not this run's")
         inode = self.new_netns(mark=names.mark(seal.run_id, self.tag))
         inside = Inside(self, inode)
+        if born is not None:
+            born(inside)
         self.change(names={**self.world.names, seal.netns: inode})
         return inside
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 from sealnet.errors import CannotSeal
-from sealnet.kernel import identity
-from sealnet.kernel.netns import Inside
+from sealnet.kernel import identity, libc
+from sealnet.kernel.ownthread import OwnThread
 from sealnet.model.plan import User
 
 _TCP_RETRY_S = 0.1
@@ -66,14 +66,19 @@ class StandIn:
     """
 
     def __init__(self, netns_fd: int, user: User, program: bytes) -> None:
-        """Raises CannotSeal where no such thread can be had."""
-        self._inside: Inside | None = None
+        """Raises CannotSeal where no such thread can be had. What it is to be it becomes meanwhile."""
+        self._thread: OwnThread | None = None
         try:
-            self._inside = Inside.joined(netns_fd, f"as-{user.uid}")
-            self._failed = self._inside.call(_become, user, program)
+            # Meanwhile somebody may close the other one.
+            fd = os.dup(netns_fd)
+            try:
+                self._thread = OwnThread(f"as-{user.uid}")
+            except BaseException:
+                os.close(fd)
+                raise
         except OSError as error:
-            self.close()
             raise CannotSeal(f"cannot start a thread that tries what a payload could: {error.strerror}") from error
+        self._failed = self._thread.begin(_become, fd, user, program)
 
     def __enter__(self) -> Self:
         return self
@@ -83,22 +88,26 @@ class StandIn:
 
     def make(self, attempts: Sequence[Attempt]) -> list[Answer] | str:
         """One answer for each, or why there is none."""
-        if self._inside is None:
+        if self._thread is None:
             return "the thread that was to try has ended"
-        return self._failed or self._inside.call(_try_all, list(attempts))
+        return self._failed.wait() or self._thread.call(_try_all, list(attempts))
 
     def close(self) -> None:
         """End it; once is enough."""
-        if self._inside is not None:
-            self._inside.close()
-            self._inside = None
+        if self._thread is not None:
+            self._thread.end()
+            self._thread = None
 
 
-def _become(user: User, program: bytes) -> str | None:
+def _become(netns_fd: int, user: User, program: bytes) -> str | None:
     """In the thread, for good: why it could not become what it is to be, or None."""
     # The program's handlers are for threads of its own.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
+        try:
+            libc.setns(netns_fd, libc.CLONE_NEWNET)
+        finally:
+            os.close(netns_fd)
         identity.assume_in_thread(user, program)
     except OSError as error:
         return f"the thread that was to try could not become {user.name}: {error.strerror}"

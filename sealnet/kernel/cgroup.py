@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,13 +52,17 @@ def own() -> Path:
 
 def _own(top: Path) -> Path:
     """The cgroup that this process is in, where it can be seen from here; else the root."""
+    return _seen(top) or top
+
+
+def _seen(top: Path) -> Path | None:
     with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             if line.startswith("0::/") and "/.." not in line:
                 own = Path(f"{top}{line[3:].rstrip()}")
                 # The kernel marks the path of one that has been removed.
-                return own if own.is_dir() else top
-    return top
+                return own if own.is_dir() else None
+    return None
 
 
 def _parents() -> list[Path]:
@@ -92,6 +97,9 @@ def add(run_id: str, owner: str) -> Path:
 
 def join(cgroup: Path, pid: int) -> bool:
     """Move one process there; False when it is gone. Waits for a grace period of RCU (10 ms). Raises CannotSeal."""
+    if pid <= 0:
+        # 0 is whoever writes it.
+        raise ValueError(f"{pid} is no process")
     try:
         _write(cgroup / "cgroup.procs", str(pid))
     except ProcessLookupError:
@@ -99,6 +107,24 @@ def join(cgroup: Path, pid: int) -> bool:
     except OSError as e:
         raise CannotSeal(f"cannot move process {pid} to cgroup {cgroup}: {e.strerror}") from e
     return True
+
+
+def anticipate() -> threading.Thread:
+    """Have a thread wait for the grace period that the next `join` would wait for: who joins before another is over does not."""
+    waits = threading.Thread(target=_wait_as_a_join, name="sealnet-grace", daemon=True)
+    # Where no thread can be had, the join waits itself.
+    with contextlib.suppress(RuntimeError):
+        waits.start()
+    return waits
+
+
+def _wait_as_a_join() -> None:
+    with contextlib.suppress(OSError, CannotSeal):
+        top = root()
+        own = _seen(top)
+        if own is not None:
+            # To where it is: nothing is moved, which the kernel finds out when it has waited.
+            _write(own / "cgroup.procs", str(os.getpid()))
 
 
 def find(run_id: str, tag: str) -> Path | None:

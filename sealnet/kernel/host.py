@@ -140,13 +140,15 @@ class Host:
     def add_gate(self) -> str:
         return self.gate.add()
 
-    def add_netns(self, seal: Seal) -> Inside:
-        """A new namespace with its name, marked as the run's, everything in it down."""
+    def add_netns(self, seal: Seal, born: Callable[[Inside], None] | None = None) -> Inside:
+        """A new namespace with its name, marked as the run's, everything in it down. `born` is given it before that."""
         try:
             inside = Inside.new(seal.netns)
         except OSError as e:
             raise CannotSeal(f"cannot add netns {seal.netns}: {os.strerror(e.errno or 0)}") from e
         try:
+            if born is not None:
+                born(inside)
             mark = names.mark(seal.run_id, self.tag)
             inside.kept = inside.call(partial(within.begin, mark, is_linked=seal.subnet is not None))
             netns.add_name(seal.netns, inside.fd)

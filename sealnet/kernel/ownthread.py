@@ -28,9 +28,11 @@ class Pending(Generic[T]):
         self._told.release()
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """Raises what the function raises, and TimeoutError. It may be waited for again, also where a signal's handler has raised."""
-        if self._result is None:
-            self._told.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        """Raises what the function raises, and TimeoutError. It may be waited for again, also where a signal's handler has raised, and by
+        several threads.
+        """
+        if self._result is None and self._told.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            self._told.release()
         if self._result is None:
             raise TimeoutError
         found, error = self._result
@@ -39,27 +41,37 @@ class Pending(Generic[T]):
         return found  # type: ignore[no-any-return]
 
 
+_Queue = queue.SimpleQueue[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]] | None]
+
+
+def _live(asked: _Queue) -> None:
+    while (item := asked.get()) is not None:
+        pending, function, arguments = item
+        try:
+            pending.tell(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller of `call`, whatever it is
+            pending.tell(None, error)
+        # Locals would keep the namespace's sockets alive until the next call.
+        del item, pending, function, arguments
+
+
 class OwnThread:
-    """`call` runs a function there and hands back its result."""
+    """`call` runs a function there and hands back its result.
+
+    The thread ends with this object: a signal's handler may raise before anybody has it.
+    """
 
     def __init__(self, name: str) -> None:
         """Raises OSError where no thread can be had."""
-        self._queue: queue.SimpleQueue[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._queue: _Queue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_live, args=(self._queue,), name=name, daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:
             raise BlockingIOError(errno.EAGAIN, str(error)) from error
 
-    def _live(self) -> None:
-        while (item := self._queue.get()) is not None:
-            pending, function, arguments = item
-            try:
-                pending.tell(function(*arguments))
-            except BaseException as error:  # noqa: BLE001 - it belongs to the caller of `call`, whatever it is
-                pending.tell(None, error)
-            # Locals would keep the namespace's sockets alive until the next call.
-            del item, pending, function, arguments
+    def __del__(self) -> None:
+        self._queue.put(None)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         return self.begin(function, *arguments).wait()

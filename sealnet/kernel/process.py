@@ -159,6 +159,12 @@ def is_stopped(pid: int) -> bool:
     return fields is not None and fields[0] == "T"
 
 
+def is_ending(pid: int) -> bool:
+    """Whether it is on its way out (PF_EXITING): an init stays so until all of its pid namespace have been waited for."""
+    fields = _stat(pid)
+    return fields is not None and bool(int(fields[6]) & 0x4)
+
+
 def has_default(pid: int, signum: int) -> bool:
     """Whether the process neither ignores nor catches a signal."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:

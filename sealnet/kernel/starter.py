@@ -18,6 +18,7 @@ from sealnet.kernel.ownthread import OwnThread, Pending
 
 _START_S = _WITHIN_S = 30.0
 _AGAIN_S = 0.01
+_LOOK_S = 0.1
 _WALL = 0x40000000
 # bwrap's --block-fd waits for a byte.
 GO = b"\n"
@@ -69,19 +70,29 @@ class Starter(OwnThread):
             raise RuntimeError("nothing was started")
         return self._wait(self._first)
 
+    def seen_held(self) -> int | None:
+        """The same for who does nothing if it does not come there; None then."""
+        with contextlib.suppress(TimeoutError, CannotSeal, Unheld):
+            return None if self._first is None else self._first.wait(_WITHIN_S)
+        return None
+
     def further(self, executions: int) -> int | None:
         """Let what is held go on until it has executed so many programs more; its pid, and errors, as of `first_step`."""
         return None if self._step is None else self._wait(self.begin(self._step.further, executions))
 
     def _wait(self, held: Pending[int | None]) -> int | None:
-        try:
-            return held.wait(_WITHIN_S)
-        except TimeoutError:
-            self.kill()
-            raise CannotSeal(
-                f"cannot hold a payload at its start: it did not come there within {_WITHIN_S:g} s",
-                hint="does its file system answer? does another part of this program wait for every child, waitpid(-1)?",
-            ) from None
+        deadline = time.monotonic() + _WITHIN_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                return held.wait(min(left_s, _LOOK_S))
+            # Killed as it gave birth, and who follows it is not told of that before nobody else is left.
+            if process.is_ending(self._init_pid):
+                self._wait_for_newborn()
+        self.kill()
+        raise CannotSeal(
+            f"cannot hold a payload at its start: it did not come there within {_WITHIN_S:g} s",
+            hint="does its file system answer? does another part of this program wait for every child, waitpid(-1)?",
+        )
 
     @property
     def init_lives(self) -> bool:

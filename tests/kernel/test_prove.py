@@ -497,8 +497,8 @@ def test_the_stand_in_is_to_the_network_what_the_payload_is(place: Place) -> Non
         with prove.stand_in(run.inside, run.plan.user, allow_userns=False) as stand_in:
             assert stand_in.make([]) == []
             found = identity.read(_thread(stand_in))
-            assert stand_in._inside is not None
-            owner = stand_in._inside.call(_owner_of_a_socket)
+            assert stand_in._thread is not None
+            owner = stand_in._thread.call(_owner_of_a_socket)
 
     # Of the others are root's: no rule of the network's asks for them.
     assert found == payload._replace(groups=found.groups, uids=(0, 0, 0, payload.uids[3]), gids=(0, payload.gids[1], 0, payload.gids[3]))
@@ -507,8 +507,8 @@ def test_the_stand_in_is_to_the_network_what_the_payload_is(place: Place) -> Non
 
 
 def _thread(stand_in: StandIn) -> int:
-    assert stand_in._inside is not None
-    return stand_in._inside.call(threading.get_native_id)
+    assert stand_in._thread is not None
+    return stand_in._thread.call(threading.get_native_id)
 
 
 def _owner_of_a_socket() -> tuple[int, int]:
@@ -555,7 +555,7 @@ def test_where_no_stand_in_can_be_had_nothing_runs(place: Place, monkeypatch: py
                 patch.setattr(threading.Thread, "start", _no_thread)
                 why = "can't start new thread"
             else:
-                patch.setattr(os, "open", _no_more)
+                patch.setattr(os, "dup", _no_more)
                 why = "Resource temporarily unavailable"
             with pytest.raises(CannotSeal, match=f"cannot start a thread that tries what a payload could: {why}"):
                 prove.stand_in(run.inside, run.plan.user, allow_userns=False)

@@ -283,7 +283,8 @@ def test_where_a_thread_cannot_be_had_nothing_is_left_open(place: Place, monkeyp
     real, count = threading.Thread.start, itertools.count(1)
 
     def start(self: threading.Thread) -> None:
-        if next(count) == lacking:
+        # What only waits ahead is done without.
+        if self.name != "sealnet-grace" and next(count) == lacking:
             raise RuntimeError("can't start new thread")
         real(self)
 
