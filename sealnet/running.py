@@ -92,6 +92,8 @@ class Laid(NamedTuple):
     dev: str
     tools: argv.Tools | None
     records: str
+    by_env: bool
+    """env(1) becomes the payload."""
 
 
 class Spawned(NamedTuple):
@@ -237,7 +239,9 @@ class Run:
 
     @property
     def _executions(self) -> int:
-        return buildargv.EXECUTIONS if self.plan.build else argv.executions(self.plan)
+        if self.plan.build:
+            return buildargv.EXECUTIONS
+        return argv.executions(self.plan, by_env=self.laying is None or self.laying.wait().by_env)
 
     def join_all(self) -> None:
         """Have what bwrap has started moved to the run's cgroup as soon as it is held, beside whatever is done meanwhile."""

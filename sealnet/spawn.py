@@ -157,7 +157,10 @@ def _lay_out(run: Run, staging: Pending[Stage], streams: Streams, netns_fd: int)
     if tools is not None:
         _enter(run, stage)
     # What bwrap holds must lead to nothing, for a payload of root's can take it apart; a builder is not that.
-    return Laid(stage, dev, tools, str(run.claim.directory) if tools is None else stage.read_only(str(run.claim.directory)))
+    records = str(run.claim.directory) if tools is None else stage.read_only(str(run.claim.directory))
+    # bwrap changes to it as root without the capabilities that would let it in everywhere.
+    by_env = argv.needs_env(plan, _variables(run)) or not stage.is_open_to_all(plan.chdir or plan.cwd)
+    return Laid(stage, dev, tools, records, by_env)
 
 
 def _spawn_with(theirs: contextlib.ExitStack, run: Run, laying: Pending[Laid], fds: Fds, streams: Streams) -> Spawned:
@@ -177,13 +180,17 @@ def _spawn(run: Run, laid: Laid, fds: Fds, streams: Streams) -> subprocess.Popen
         if laid.tools is None:
             _tell(fds.args, buildargv.render_options(root, laid.dev, fds, variables, die_with_parent=die_with_parent))
             return builder.spawn(run, fds, streams, variables)
-        _tell(fds.args, argv.render_options(plan, root, laid.dev, _seen(), fds, variables, die_with_parent=die_with_parent))
+        enters = None if laid.by_env else plan.chdir or plan.cwd
+        options = argv.render_options(plan, root, laid.dev, _seen(), fds, variables, die_with_parent=die_with_parent, enters=enters)
+        _tell(fds.args, options)
         group = str(run.record.cgroup) if plan.confinement is Confinement.OPEN else None
         stdin, stdout, stderr = (
             _fresh(stream, fd, laid.dev, opened) for fd, stream in enumerate((streams.stdin, streams.stdout, streams.stderr))
         )
         return subprocess.Popen(
-            argv.render_command(plan, group, fds, variables, laid.tools, controlling_terminal=streams.controlling_terminal),
+            argv.render_command(
+                plan, group, fds, variables, laid.tools, controlling_terminal=streams.controlling_terminal, by_env=laid.by_env
+            ),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

@@ -71,7 +71,9 @@ class OwnThread:
             raise BlockingIOError(errno.EAGAIN, str(error)) from error
 
     def __del__(self) -> None:
-        self._queue.put(None)
+        # A Visit has no thread of its own.
+        if (asked := self.__dict__.get("_queue")) is not None:
+            asked.put(None)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         return self.begin(function, *arguments).wait()

@@ -217,6 +217,33 @@ def test_what_ended_before_it_was_let_go_moves_nobody(place: Place, monkeypatch:
 # What becomes the payload is its user's for the last two programs, and other processes of that user may write into it.
 
 
+def stand_in_for_env(directory: Path, monkeypatch: pytest.MonkeyPatch, deed: str) -> None:
+    own = directory / "env"
+    own.write_text(f'#!/bin/sh\n{deed}\nexec /usr/bin/env "$@"\n')
+    own.chmod(0o755)
+    real = process.tool
+    monkeypatch.setattr(process, "tool", lambda name: str(own) if name == "env" else real(name))
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o711, 0o750, 0o700, 0o701])
+def test_who_becomes_the_payload_is_its_users_only_where_root_may_not_enter(
+    place: Place, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """Without its capabilities, as it is then."""
+    (work := place.host.directory / "work").mkdir()
+    os.chown(work, 65534, 65534)
+    work.chmod(mode)
+    (shared := place.host.directory / "shared").mkdir()
+    shared.chmod(0o777)
+    stand_in_for_env(shared, monkeypatch, f": >{shared}/by-env")
+    where, script = shared / "where", f'echo "$PWD $(pwd -P) $(id -u)" >{shared}/where; exec sleep 60'
+    with place.launch("sh", "-c", script, user="nobody", cwd=str(work), bind=[str(shared)]) as run:
+        run.release()
+        lab.wait_for(lambda: where.exists() and where.read_text(), what="it has looked")
+        assert where.read_text().split() == [str(work), str(work), "65534"]
+    assert (shared / "by-env").exists() is (mode & 0o111 != 0o111)
+
+
 def test_what_got_away_from_who_holds_it_does_not_run_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that was put into it executes something, takes over its pid, and nobody traces it."""
 
@@ -231,11 +258,9 @@ def test_what_got_away_from_who_holds_it_does_not_run_on(place: Place, monkeypat
 
 
 def test_one_that_starts_another_process_before_its_time_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = place.host.directory / "env"
-    own.write_text('#!/bin/sh\nsleep 60 &\nexec /usr/bin/env "$@"\n')
-    own.chmod(0o755)
-    real = process.tool
-    monkeypatch.setattr(process, "tool", lambda name: str(own) if name == "env" else real(name))
+    stand_in_for_env(place.host.directory, monkeypatch, "sleep 60 &")
+    # Of its user's alone to enter, so env(1) does.
+    place.host.directory.chmod(0o700)
     with place.launch() as run, pytest.raises(CannotSeal, match="it has started another process before that"):
         run.release()
     assert not place.marker.exists()
