@@ -233,9 +233,11 @@ class Run:
             self.kill()
             raise
         self.starter.let_go()
+        # They have the table of mounts.
+        self.staging = self.laying = None
         if self.inside is not None:
-            # A program has descriptors for a thousand runs, and each of these is asked again only now and then.
-            self.inside.let_go()
+            # A program has room for a thousand runs, and each of these is asked again only now and then.
+            self.inside = self.inside.rest()
 
     @property
     def _executions(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from scripts.benchmarks.lab import BWRAP, SEALNET, SILENT, Sealnet, broker, meminfo, spawned
 from scripts.benchmarks.result import Effort, Group, Result
+from sealnet.errors import NoSuchRun
 from sealnet.kernel import cgroup
+from sealnet.records import State
 from sealnet.running import Run
 
 _RUNS, _QUICK_RUNS = 150, 10
@@ -84,9 +86,7 @@ def _command_line(result: Result, port: int) -> None:
             for number in range(_COMMAND_LINES)
         ]
         deadline = time.monotonic() + 30
-        while any(record.state != "running" for record in map(sealnet.state.read, sealnet.state.run_ids())) or (
-            len(sealnet.state.run_ids()) < _COMMAND_LINES
-        ):
+        while _running(sealnet.state) < _COMMAND_LINES:
             if time.monotonic() > deadline:
                 raise RuntimeError("runs of the command line did not start")
             time.sleep(0.02)
@@ -95,6 +95,15 @@ def _command_line(result: Result, port: int) -> None:
         for process in processes:
             process.terminate()
             process.wait()
+
+
+def _running(state: State) -> int:
+    count = 0
+    for run_id in state.run_ids():
+        # A run that only tries whether there can be any has gone meanwhile.
+        with suppress(NoSuchRun):
+            count += state.read(run_id).state == "running"
+    return count
 
 
 def _kernel() -> dict[str, int]:

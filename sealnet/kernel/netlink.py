@@ -11,7 +11,6 @@ import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
@@ -43,7 +42,7 @@ _SOL_NETLINK, _EXT_ACK, _STRICT = 270, 11, 12
 _RECEIVE_BYTES = 1 << 16
 _DUMP_TRIES = 20
 
-_OWN = threading.local()
+_PLACES: list[memoryview] = []
 
 
 class Message(NamedTuple):
@@ -142,15 +141,19 @@ class Netlink:
         self._socket.close()
 
     def _receive(self) -> bytes:
-        # Into one place for each thread: to have one mapped and given back costs more than most answers.
+        # Into a place that is used again: to have one mapped and given back costs more than most answers. There are as many of them as
+        # threads have been at this at once: a run's own thread, which stays, keeps none.
         try:
-            place = _OWN.place
-        except AttributeError:
-            place = _OWN.place = memoryview(bytearray(_RECEIVE_BYTES))
-        length = self._socket.recv_into(place, 0, socket.MSG_TRUNC)
-        if length > len(place):
-            raise KernelRefused(f"cannot read an answer of the kernel's: it has {length} bytes", errno=errno.EMSGSIZE)
-        return bytes(place[:length])
+            place = _PLACES.pop()
+        except IndexError:
+            place = memoryview(bytearray(_RECEIVE_BYTES))
+        try:
+            length = self._socket.recv_into(place, 0, socket.MSG_TRUNC)
+            if length > len(place):
+                raise KernelRefused(f"cannot read an answer of the kernel's: it has {length} bytes", errno=errno.EMSGSIZE)
+            return bytes(place[:length])
+        finally:
+            _PLACES.append(place)
 
     def _pack(self, message: Message, extra: int) -> bytes:
         self._sequence = self._sequence % 0xFFFF_FFFF + 1

@@ -75,6 +75,17 @@ class Inside(OwnThread):
             self.kept.close()
             self.kept = None
 
+    def rest(self) -> Inside:
+        """What stands for this from here on, without a thread or anything kept; itself, where no descriptor is left for that."""
+        self.let_go()
+        try:
+            resting = Visit(self.fd)
+        except OSError:
+            return self
+        resting.netnsid = self.netnsid
+        self.close()
+        return resting
+
 
 def _enter(enter: Callable[[], None]) -> int:
     enter()
