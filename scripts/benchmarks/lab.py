@@ -62,9 +62,18 @@ def enter() -> None:
     os.environ.update(HOME="/run/bench", LC_ALL="C.UTF-8")
     for name in ("SEALNET_STATE_DIR", "SEALNET_CONFIG", "SUDO_UID"):
         os.environ.pop(name, None)
-    # As on a host where somebody has used `ip netns`, /run/netns becomes a mount of its own.
-    for command in (["ip", "link", "set", "lo", "up"], ["ip", "netns", "add", "first"], ["ip", "netns", "delete", "first"]):
-        subprocess.run(command, check=True)
+    # As on a host where somebody has used `ip netns`, /run/netns becomes a mount of its own. It has an address and a way out, as others.
+    for command in (
+        "ip link set lo up",
+        "ip netns add first",
+        "ip netns delete first",
+        "ip link add uplink type veth peer name elsewhere",
+        "ip address add 100.64.0.2/24 dev uplink",
+        "ip link set uplink up",
+        "ip link set elsewhere up",
+        "ip route add default via 100.64.0.1",
+    ):
+        subprocess.run(command.split(), check=True)
 
 
 @contextlib.contextmanager

@@ -173,14 +173,14 @@ def targets(subjects: dict[str, Any], asked: Container[str]) -> list[Target]:
             "worker",
             "memory of a worker, each of 1,000 runs",
             50.0,
-            median("worker", "each of 1020 runs that live", "memory of the worker"),
+            median("worker", "memory of a worker and its crew (PSS)", "each of 1,000 runs that live"),
             "kB",
         ),
         Target(
             "worker",
             "memory of a worker that has launched many, without any of them",
             60000.0,
-            median("worker", "each of 1020 runs that live", "memory of a worker without any, about"),
+            median("worker", "memory of a worker and its crew (PSS)", "when 64 at once have come and gone"),
             "kB",
         ),
         Target(

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from scripts.benchmarks import figures
+from scripts.benchmarks import figures, kept
 from scripts.benchmarks.lab import BWRAP, PAYLOAD, SILENT, as_a_runs, broker, start_bwrap
 from scripts.benchmarks.result import Effort, Result
 from sealnet import request
@@ -26,11 +26,13 @@ _IDLE_S, _QUICK_IDLE_S = 20.0, 2.0
 def measure(effort: Effort) -> Result:
     result = Result()
     with broker() as port:
+        kept.measure(effort, result, port)
         asyncio.run(_measure(effort, result, port))
     result.notes.append(
         "CPU and memory are those of the worker and its crew together; programs that they start, and the kernel on their behalf, are not"
-        f" in them. Runs are launched {_WIDTH} at a time, the measured ones one after another. A policy rule concerns every run, so each is"
-        " looked at: `CPU of a look` is for each."
+        " in them. Memory is that of `sealnet worker`, all else of a worker within the program that measures. Runs are launched"
+        f" {_WIDTH} at a time, the measured ones one after another. A policy rule concerns every run, so each is looked at: `CPU of a look`"
+        " is for each."
     )
     return result
 
@@ -94,7 +96,6 @@ async def _measure(effort: Effort, result: Result, port: int) -> None:
 
     launches = result.group("the next sealed run, beside")
     await asyncio.gather(*(launch_some() for _ in range(_WIDTH)))
-    began_with, own = number, _pss(runs)
     sizes = _QUICK_SIZES if effort.quick else _SIZES
     for size in sizes:
         await asyncio.gather(*(launch_some() for _ in range(size - (number - others))))
@@ -104,15 +105,13 @@ async def _measure(effort: Effort, result: Result, port: int) -> None:
         launches.add(f"{size} others: CPU", [(_cpu_ms(runs) - cpu) / len(took)], control=None if control is None else f"{control}: CPU")
 
     live = number - others
-    kept = result.group(f"each of {live} runs that live")
-    kept.add("memory of a worker without any, about", [(own - (_pss(runs) - own) / (number - began_with) * _WIDTH) / 1024], unit="kB")
-    kept.add("memory of the worker", [(_pss(runs) - own) / (number - began_with) / 1024], unit="kB")
-    kept.add("descriptors", [len(os.listdir("/proc/self/fd")) / live], unit="")
-    kept.add("threads of the worker, all together", [len(os.listdir("/proc/self/task"))], unit="")
+    each_run = result.group(f"each of {live} runs that live")
+    each_run.add("descriptors", [len(os.listdir("/proc/self/fd")) / live], unit="")
+    each_run.add("threads of the worker, all together", [len(os.listdir("/proc/self/task"))], unit="")
     pause_s = _QUICK_IDLE_S if effort.quick else _IDLE_S
     cpu = _cpu_ms(runs)
     await asyncio.sleep(pause_s)
-    kept.add("CPU in each second, all together", [(_cpu_ms(runs) - cpu) / pause_s])
+    each_run.add("CPU in each second, all together", [(_cpu_ms(runs) - cpu) / pause_s])
     cpu = _cpu_ms(runs)
     for verb in ("add", "del"):
         subprocess.run(["/usr/sbin/ip", "rule", verb, "pref", "30000", "to", "203.0.113.0/24", "table", "77"], check=True)
@@ -121,7 +120,7 @@ async def _measure(effort: Effort, result: Result, port: int) -> None:
         while _cpu_ms(runs) - before > 100:
             before = _cpu_ms(runs)
             await asyncio.sleep(0.5)
-    kept.add("CPU of a look", [(_cpu_ms(runs) - cpu) / 2 / live])
+    each_run.add("CPU of a look", [(_cpu_ms(runs) - cpu) / 2 / live])
 
     began, cpu = time.perf_counter(), _cpu_ms(runs)
     await asyncio.gather(*(runs.kill(record.run_id) for record in runs.records()))
@@ -140,14 +139,3 @@ def _cpu_ms(runs: Runs) -> float:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         ticks += int(words[11]) + int(words[12])
     return ticks * 1e3 / os.sysconf("SC_CLK_TCK")
-
-
-def _pss(runs: Runs) -> int:
-    return sum(_pss_of(pid) for pid in (os.getpid(), *runs.crew.pids))
-
-
-def _pss_of(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("the kernel tells no PSS of this process")
