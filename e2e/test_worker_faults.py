@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from e2e import test_worker_durable as durable
-from e2e.test_worker_socket import ALICE, BOB, Worker, call, connect, read_message, running, worker
+from e2e.test_worker_socket import ALICE, BOB, Worker, call, connect, gone, read_message, running, worker
 from tests.lab import PATIENCE, Host, wait_for
 
 __all__ = ["worker"]
@@ -393,6 +393,29 @@ def test_when_no_subnet_is_free_a_caller_is_told_so(worker: Worker) -> None:
     assert severed.returncode == 4
     assert [one.returncode for one in lives] == [6, 6]
     works(worker, BOB)
+
+
+def test_who_is_told_to_end_while_the_worker_is_halted_does(worker: Worker) -> None:
+    """It has his connection, and never answers."""
+    assert worker.process is not None
+    # A pipe's end would be the payload's as well.
+    told = worker.home(ALICE) / "told"
+    with told.open("w") as file:
+        leaves = running(worker, ALICE, "leaves", *ENDLESS, options=("--grace", "1"), stderr=file)
+    stays = running(worker, BOB, "stays", "sh", "-c", "read line; exit 3", stdin=subprocess.PIPE)
+    worker.process.send_signal(signal.SIGSTOP)
+    try:
+        leaves.terminate()
+        assert leaves.wait(60 * PATIENCE) == 125
+        assert "cannot tell how run leaves ends: the worker does not answer" in told.read_text()
+    finally:
+        worker.process.send_signal(signal.SIGCONT)
+    # Nobody is there for it any more.
+    gone(worker, "leaves")
+    stays.communicate("\n", timeout=60 * PATIENCE)
+    assert stays.returncode == 3
+    worker.host.broker(8080)
+    works(worker)
 
 
 # Messages

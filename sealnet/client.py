@@ -22,7 +22,7 @@ _DIRECTORY = "/run/sealnet"
 # The worker is trusted; a listing of thousands of runs is long.
 _MOST_BYTES = 256 << 20
 _CHUNK = 1 << 18
-_CONNECT_S = 10.0
+_CONNECT_S, _ANSWERS_S = 10.0, 5.0
 # A worker that was restarted is looked for, as long as its runs can do without one.
 _RETRY_S, _GIVE_UP_S = 0.2, 600.0
 # 0 is the kill that follows one that was not obeyed.
@@ -89,6 +89,10 @@ class Connection:
         """One call with one answer. Raises what the worker has met."""
         return next(self.ask_more(method, more=False, **parameters))
 
+    def answers_within(self, seconds: float) -> None:
+        """From here on a worker that is silent for so long (it was halted) raises TimeoutError."""
+        self._sock.settimeout(seconds)
+
     def ask_more(self, method: str, *, more: bool = True, **parameters: Any) -> Iterator[dict[str, Any]]:
         """Every answer to one call."""
         try:
@@ -98,6 +102,8 @@ class Connection:
                     yield answer(reply)
                     if not reply.continues:
                         return
+        except TimeoutError:
+            raise
         except (EOFError, OSError) as e:
             raise CannotSeal("cannot go on: the worker has gone", hint="systemctl status sealnet-worker") from e
 
@@ -162,7 +168,7 @@ class RemoteRun:
                 poller = select.poll()
                 for fd in (self.pidfd, *([wake] if stopped is None else [])):
                     poller.register(fd, select.POLLIN)
-                poller.poll(None if self.retry_at == float("inf") else _RETRY_S * 1000)
+                poller.poll(None if self.looks_at == float("inf") else _RETRY_S * 1000)
                 if stopped is None and (stopped := _refusal(checkpoint)) is not None:
                     try:
                         self._ask("Cancel")
@@ -216,7 +222,18 @@ class RemoteRun:
                     self._take(answer(reply))
             except EOFError:
                 self._lose()
+        if self._connection is not None and self.ended is None and time.monotonic() > self._leave_at:
+            self._lose()
+            raise CannotSeal(
+                f"cannot tell how run {self.run_id} ends: the worker does not answer",
+                hint="is it halted? systemctl status sealnet-worker; once it goes on it ends the run",
+            )
         return None if self.ended is None else int(self.ended["status"])
+
+    @property
+    def looks_at(self) -> float:
+        """When to `poll` though nothing has come."""
+        return min(self.retry_at, self._leave_at)
 
     def payload_pid(self) -> int | None:
         """As we count, None where the worker counts otherwise (another pid namespace)."""
@@ -257,6 +274,7 @@ class RemoteRun:
 
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         with Connection(self._path) as connection:
+            connection.answers_within(_ANSWERS_S)
             return connection.ask(method, run_id=self.run_id, **parameters)
 
     def _take(self, told: Mapping[str, Any]) -> None:
@@ -324,7 +342,7 @@ class _Upkeep:
         self.follow: Callable[[], None] | None = None
 
     def next_at(self) -> float:
-        return self._run.retry_at if self.follow is None else min(self._run.retry_at, time.monotonic() + _LOOK_S)
+        return self._run.looks_at if self.follow is None else min(self._run.looks_at, time.monotonic() + _LOOK_S)
 
     def serve(self) -> None:
         if self.follow is not None:
