@@ -7,6 +7,8 @@ import contextlib
 import errno
 import os
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from e2e.test_worker_runs import OWNER, QUIET, in_worker, plan
 from sealnet.errors import CannotSeal, SealnetError
 from sealnet.kernel import process
 from sealnet.records import ALIVE, State
-from sealnet.worker import handover
+from sealnet.worker import crew, first, handover
 from sealnet.worker.runs import Runs
+from tests.crash import descriptors
 from tests.lab import Host, wait_for
 from tests.worker import ALONE, NO_MORE, ODD, STAYS
 
@@ -135,6 +138,37 @@ def test_one_that_is_halted_is_made_to_go_on(host: Host, which: str) -> None:
     assert [worker.do("wait", name)[0] for name in ("before", *names)] == [6] * 5
     assert worker.do("crew")[1] == 0
     worker.close()
+
+
+def test_none_is_forked_of_a_worker_that_reads_names_of_files_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would as well, and those that replace them would not."""
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+
+    assert first.fork(State("/nowhere"), 2) == []
+
+
+def test_where_none_can_be_forked_a_worker_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptors()
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert first.fork(State("/nowhere"), 2) == []
+    assert descriptors() == before
+
+
+def test_a_pid_that_is_anothers_by_now_is_not_waited_for() -> None:
+    """Of one that First had forked nobody here is told, and its pid may have been given to another child."""
+    with subprocess.Popen(["sh", "-c", "exit 7"]) as other:
+        wait_for(lambda: os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None, what="it has ended")
+        ours, theirs = socket.socketpair()
+        with theirs, subprocess.Popen(["true"]) as gone:
+            pidfd = os.pidfd_open(gone.pid)
+            gone.wait()
+            crew._Member(ours, other.pid, pidfd).end()
+
+        assert other.wait() == 7
 
 
 def test_there_are_never_more_of_them_than_there_may_be(host: Host) -> None:

@@ -192,6 +192,24 @@ def test_its_crew_is_there_as_it_begins_and_has_nothing_of_the_workers(worker: W
     works(worker)
 
 
+def test_one_of_its_crew_that_died_or_was_halted_before_it_was_needed_keeps_nobody_waiting(worker: Worker) -> None:
+    assert worker.process is not None
+    dead, *others = worker.helpers("sealnet-crew")
+    os.kill(dead, signal.SIGKILL)
+    for pid in others:
+        os.kill(pid, signal.SIGSTOP)
+    worker.host.broker(8080)
+
+    began = time.monotonic()
+    works(worker)
+    works(worker, BOB)
+
+    # A member is waited for for 30 s, where it says nothing.
+    assert time.monotonic() - began < 20 * PATIENCE
+    assert not Path(f"/proc/{dead}").exists()
+    assert worker.lines("event=bug") == []
+
+
 def told_to_door(place: Path, *messages: bytes) -> bool:
     """Whether a door takes root for its supervisor where it is met, and what that says for what it is."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:

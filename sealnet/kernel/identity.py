@@ -71,6 +71,12 @@ def assume(user: User, program: bytes, *, outlives_starter: bool = False) -> Non
     _filter(program)
 
 
+def call_itself(name: str) -> None:
+    """What ps(1) and top(1) call this process, where that can be set (a container's /proc may be read-only)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name, encoding="ascii")
+
+
 def die_with(parent: int) -> None:
     """Have the kernel end this process as soon as the thread of `parent` ends that has started it (PR_SET_PDEATHSIG, prctl(2))."""
     libc.prctl(_SET_PDEATHSIG, 9)

@@ -82,8 +82,8 @@ def render_options(
 
 
 def needs_env(plan: Plan, variables: Mapping[str, str]) -> bool:
-    """Whether env(1) has to become the payload: for variables that setpriv(1), as root, must not have, for another PWD than where it is, and
-    where a profile may have put something else in the place of the working directory.
+    """Whether env(1) has to become the payload: for variables that setpriv(1), as root, must not have, for another PWD than where it is,
+    and where a profile may have put something else in the place of the working directory.
     """
     directory = plan.chdir or plan.cwd
     return bool(plan.bwrap_args) or any(map(environment.is_loader, variables)) or variables.get("PWD", directory) != directory

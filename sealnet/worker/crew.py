@@ -26,12 +26,12 @@ from sealnet.model.durable import is_api_run
 from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.worker import handover
-from sealnet.worker.first import First
+from sealnet.worker.first import First, Forked
 from sealnet.worker.handover import TAKEN, UNWANTED, Code, End, Gone, Launch, Refused
 
 # How soon a launch that nobody wants any more is told so, and one of the crew that was halted (SIGSTOP) is made to go on.
 _LOOK_MS, _HALTED_S = 20, 1.0
-_BEGINS_S, _ENDS_S = 30.0, 5.0
+_BEGINS_S, _ENDS_S, _DIES_S = 30.0, 5.0, 0.2
 # How long one waits for another member where there is one.
 _ANOTHER_S = 2.0
 _TRIES = 3
@@ -68,8 +68,8 @@ class _Member:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             _ends_within(self.pidfd, _ENDS_S)
         with contextlib.suppress(ChildProcessError):
-            # One that was forked of this process.
-            os.waitpid(self.pid, os.WNOHANG)
+            # One that was forked of this process: the pid of any other may be another child's by now.
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         os.close(self.pidfd)
 
     def go_on(self) -> None:
@@ -98,7 +98,7 @@ class Crew:
         *,
         is_ours: Callable[[str], bool],
         left: Callable[[str], None],
-        members: Sequence[socket.socket] = (),
+        members: Sequence[Forked] = (),
     ) -> None:
         """`is_ours` tells of a run whether it lives here. `left` is told of what could not be cleaned up yet, in any thread: it is for
         `clean_up`, later. `members` are those that there are already.
@@ -107,28 +107,26 @@ class Crew:
         self._is_ours, self._left = is_ours, left
         self._lock, self._recruiting = threading.Lock(), threading.Lock()
         self._first: First | None = None
-        self._given = members
+        # They have not been asked for anything, and perhaps not said who they are.
+        self._forked = list(members)
         self._members: list[_Member] = []
         self.died = 0
         """How many members have died at work."""
 
     def begin(self) -> None:
-        """Start the first process, so that nobody waits for it later. To be called by a thread that lives as long as this: what it starts
-        dies with it.
+        """Start the first process where there is no other, so that nobody waits for it later. To be called by a thread that lives as long
+        as this: what it starts dies with it.
         """
         with self._recruiting:
-            for control in self._given:
-                with contextlib.suppress(OSError, EOFError, CannotSeal):
-                    self._meet(control, _BEGINS_S)
-            if self.most and not self._given:
+            if self.most and not self._forked:
                 self._first = First.start(self._state)
 
     @property
     def pids(self) -> list[int]:
-        """Of all its processes, the first of all first."""
+        """Of all its processes, First's before those of the members."""
         first = self._first
         with self._lock:
-            members = [one.pid for one in self._members]
+            members = [*(one.pid for one in self._forked), *(one.pid for one in self._members)]
         return members if first is None else [first.pid, *(set(members) | set(process.children(first.pid)))]
 
     # Orders
@@ -309,6 +307,10 @@ class Crew:
     def _least(self) -> tuple[_Member | None, bool]:
         """The one with the least to do, and whether that is enough: it does nothing, or there may be no more of them."""
         with self._lock:
+            for ended in [one for one in self._forked if one.has_ended]:
+                self._forked.remove(ended)
+                ended.end()
+                self.died += 1
             for dead in [one for one in self._members if not one.is_alive]:
                 self._strike(dead)
                 self.died += 1
@@ -319,7 +321,29 @@ class Crew:
             return least, least is not None and (not least.orders or len(self._members) >= self.most)
 
     def _recruit(self, within_s: float) -> _Member:
-        """By whoever recruits."""
+        """By whoever recruits: one that was forked, while there is any, or another of First's."""
+        while (forked := self._next_forked()) is not None:
+            forked.go_on()
+            try:
+                return self._meet(forked.control, within_s)
+            except (OSError, EOFError, CannotSeal):
+                # It has died, or does not come to say anything.
+                forked.end()
+                with self._lock:
+                    self.died += 1
+        try:
+            return self._from_first(within_s)
+        except (OSError, EOFError) as error:
+            # It was about to die, and nobody was asked for anything; or it lives, and can fork no more.
+            if not _is_end(error) or self._first is None or not self._first.ends_within(_DIES_S):
+                raise
+            return self._from_first(within_s)
+
+    def _next_forked(self) -> Forked | None:
+        with self._lock:
+            return self._forked.pop(0) if self._forked else None
+
+    def _from_first(self, within_s: float) -> _Member:
         first = self._first
         if first is None or not first.lives:
             self._stop()
@@ -342,7 +366,7 @@ class Crew:
             version, pid = pickle.loads(data)  # noqa: S301 - from a process of our own, as all that it says
             if version != VERSION:
                 os.close(pidfd)
-                raise CannotSeal(f"sealnet has been upgraded to {version}, and this worker is {VERSION}")
+                raise CannotSeal(f"sealnet has been upgraded to {version}, and this worker is {VERSION}", hint="restart the worker")
             control.settimeout(None)
         except BaseException:
             control.close()
@@ -360,6 +384,9 @@ class Crew:
     def close(self) -> None:
         """Nothing is being launched or ended any more."""
         with self._recruiting:
+            for forked in self._forked:
+                forked.end()
+            self._forked.clear()
             for member in self._members:
                 member.end()
             self._members.clear()

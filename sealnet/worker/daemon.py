@@ -20,6 +20,7 @@ from sealnet.model.endpoint import Endpoint
 from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.worker import first, notify, scrape, server
+from sealnet.worker.first import Forked
 from sealnet.worker.log import log
 from sealnet.worker.notify import Notifier
 from sealnet.worker.runs import Runs, crew_size
@@ -54,7 +55,7 @@ def serve(state: State, *, metrics: Endpoint | None = None) -> int:
 
 
 async def _serve(
-    state: State, config: Config, sock: socket.socket, notifier: Notifier, metrics: Endpoint | None, members: list[socket.socket]
+    state: State, config: Config, sock: socket.socket, notifier: Notifier, metrics: Endpoint | None, members: list[Forked]
 ) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(_complain)

@@ -12,8 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from sealnet.kernel import identity, messages, process
 from sealnet.records import State
@@ -27,18 +26,55 @@ _SMALL = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _PROGRAM = (sys.executable, "-I", "-m", "sealnet.worker.member")
 
 
-def fork(state: State, count: int) -> list[socket.socket]:
-    """Members, forked of this process while it has one thread; the ends by which each is told. They end with that thread."""
+class Forked(NamedTuple):
+    """A member that was forked of this process, and that nobody else waits for. `control` is by what it is told."""
+
+    pid: int
+    control: socket.socket
+
+    @property
+    def has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def go_on(self) -> None:
+        """Whoever has halted it."""
+        with contextlib.suppress(OSError):
+            if process.is_stopped(self.pid):
+                os.kill(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """At once. What it was told before is not told any more."""
+        self.control.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def fork(state: State, count: int) -> list[Forked]:
+    """Members, forked of this process while it has one thread; they end with that. Fewer, where there can be no more; none where this
+    process reads names of files as something else than UTF-8, which they would do as well.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        return []
     # What is not looked at for garbage is not written to, and so is shared.
     gc.collect()
     gc.freeze()
-    worker, made = os.getpid(), []
+    worker, made = os.getpid(), list[Forked]()
     for _ in range(count):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        if os.fork() == 0:
-            _be_member(state, theirs, worker)
-        theirs.close()
-        made.append(ours)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            break
+        with theirs:
+            try:
+                pid = os.fork()
+            except OSError:
+                ours.close()
+                break
+            if pid == 0:
+                _be_member(state, theirs, worker)
+        made.append(Forked(pid, ours))
     return made
 
 
@@ -74,6 +110,9 @@ class First:
     @property
     def lives(self) -> bool:
         return not _ends_within(self._pidfd, 0)
+
+    def ends_within(self, seconds: float) -> bool:
+        return _ends_within(self._pidfd, seconds)
 
     def fork_another(self, connection: socket.socket) -> None:
         """Ask for a member that has the `connection`. Raises OSError where nobody is there."""
@@ -112,15 +151,17 @@ def _be_member(state: State, control: socket.socket, worker: int) -> Any:
         for fd in (0, 1):
             os.dup2(null, fd)
         # The worker's lock and its sockets, among others. Nothing here uses what stands for them any more.
-        kept = control.fileno()
-        os.closerange(3, kept)
-        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2 and fd != control.fileno():
+                with contextlib.suppress(OSError):
+                    # The listing's own is closed already.
+                    os.close(fd)
         os.chdir("/")
         os.environ.clear()
         os.environ.update(_ENVIRONMENT)
         # As in the program: a launch leaves little garbage, and a worker's own threshold would let it lie.
         gc.set_threshold(_GARBAGE)
-        Path("/proc/self/comm").write_text(member.NAME, encoding="ascii")
+        identity.call_itself(member.NAME)
         member.Member(state, control).serve()
     except BaseException as error:  # noqa: BLE001 - nothing of the worker's own may go on in here
         member.complain(error)

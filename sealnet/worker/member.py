@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import Any
 
 from sealnet import ended as ends
@@ -247,7 +246,7 @@ def main() -> None:
 
 def serve(control: socket.socket, state: State) -> None:
     """The first of them: fork a member for each connection that comes over `control`, until its other end is closed."""
-    Path("/proc/self/comm").write_text(NAME)
+    identity.call_itself(NAME)
     # Members that have ended are waited for by nobody.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     first = os.getpid()

@@ -7,7 +7,6 @@ import contextlib
 import os
 import resource
 import signal
-import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,6 +35,7 @@ from sealnet.worker.closing import close_all
 from sealnet.worker.crew import Crew
 from sealnet.worker.doorways import Doors, Shared
 from sealnet.worker.ending import finish
+from sealnet.worker.first import Forked
 from sealnet.worker.handover import Launch
 from sealnet.worker.launching import start
 from sealnet.worker.leftovers import Leftovers
@@ -71,7 +71,7 @@ class Started:
 class Runs:
     """Every method is called in the thread of one event loop, `begin` first."""
 
-    def __init__(self, state: State, config: Config, *, crew: int | None = None, members: Sequence[socket.socket] = ()) -> None:
+    def __init__(self, state: State, config: Config, *, crew: int | None = None, members: Sequence[Forked] = ()) -> None:
         """`state` is prepared. `crew` is how many processes launch and end runs for this one; 0: it does so itself. `members` are those
         that there are already (`sealnet.worker.first.fork`)."""
         self._state, self._config = state, config
