@@ -21,6 +21,7 @@ from sealnet.kernel.host import Host
 from sealnet.kernel.mounts import beneath
 from sealnet.kernel.netns import NAMES, Inside
 from sealnet.kernel.output import Sink
+from sealnet.kernel.ownthread import OwnThread
 from sealnet.kernel.streams import leads_further
 from sealnet.model import names
 from sealnet.model.check import Check
@@ -266,11 +267,12 @@ def _seal(run: Run, streams: Streams, door: Callable[[], Doorkeeper] | None) -> 
     run.claim.update(cgroup=str(run.host.add_cgroup(plan.run_id)))
     if plan.confinement is not Confinement.OPEN:
         # Not before that: cgroups are not made meanwhile.
-        run.grace = cgroup.anticipate()
+        run.mover = OwnThread("sealnet-cgroup")
+        run.mover.begin(cgroup.anticipate)
     if plan.confinement is Confinement.OPEN:
         run.inside = Inside(lambda: None, seal.netns)
         spawn.lay_out(run, streams, run.inside)
-        spawn.hold(run, streams, run.inside)
+        spawn.hold(run, streams)
         run.settle()
         run.claim.update(state="built", netns_inode=run.inside.inode)
         return
@@ -280,7 +282,6 @@ def _seal(run: Run, streams: Streams, door: Callable[[], Doorkeeper] | None) -> 
     run.inside = applied.inside
     # A view that cannot be made is said before anybody is asked for anything.
     run.settle()
-    run.join_all()
     run.checks += applied.checks
     run.proof_ms += sum(one.took_ms for one in applied.checks)
     run.claim.update(
@@ -322,7 +323,7 @@ def _begin(run: Run, streams: Streams, door: Callable[[], Doorkeeper] | None, in
     """What takes its time beside the building of the seal."""
     if door is not None:
         run.door = door()
-    spawn.hold(run, streams, inside)
+    spawn.hold(run, streams)
     run.stand_in = prove.stand_in(inside, run.plan.user, allow_userns=run.plan.allow_userns)
 
 

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from sealnet.kernel.host import Host
 from sealnet.kernel.mounts import Stage
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.output import Sink
-from sealnet.kernel.ownthread import Pending
+from sealnet.kernel.ownthread import OwnThread, Pending
 from sealnet.kernel.starter import GO, Starter, Unheld, limit
 from sealnet.model import argv, buildargv
 from sealnet.model.check import Check
@@ -92,8 +91,6 @@ class Laid(NamedTuple):
     dev: str
     tools: argv.Tools | None
     records: str
-    by_env: bool
-    """env(1) becomes the payload."""
 
 
 class Spawned(NamedTuple):
@@ -152,9 +149,9 @@ class Run:
         """The payload's file system is being put together."""
         self.spawning: Pending[Spawned] | None = None
         """bwrap is being spawned; until it is waited for (`settle`) there is no `process`."""
-        self.grace: threading.Thread | None = None
+        self.mover: OwnThread | None = None
         self.joining: Pending[None] | None = None
-        """bwrap, and then what it has started, is being moved to the run's cgroup."""
+        """bwrap is being moved to the run's cgroup."""
         self.ear: Callable[[], Ear] | None = None
         self.glance_s: Callable[[], float] = lambda: GLANCE_S
         self.guard: Guard | None = None
@@ -190,8 +187,13 @@ class Run:
 
     def settle(self) -> None:
         """Wait for bwrap to be spawned. Raises CannotSeal where it cannot be."""
-        if self.process is not None or self.spawning is None:
+        if self.process is not None or self.spawning is None or self.starter is None:
             return
+        if not self.starter.is_following:
+            # Whoever asked for it was interrupted, and perhaps before he did. What was asked before this has been done after it.
+            self.starter.call(lambda: None)
+            if not self.spawning.is_done:
+                return
         try:
             self.process, self.pidfd = self.spawning.wait()
         except OSError as error:
@@ -237,30 +239,25 @@ class Run:
         self.staging = self.laying = None
         if self.inside is not None:
             # A program has room for a thousand runs, and each of these is asked again only now and then.
-            self.inside = self.inside.rest()
+            self._let_inside_rest(self.inside)
+
+    def _let_inside_rest(self, inside: Inside) -> None:
+        inside.let_go()
+        with contextlib.suppress(OSError):
+            # In this order: a signal's handler may raise at any time.
+            self.inside = inside.resting()
+            inside.close()
 
     @property
     def _executions(self) -> int:
-        if self.plan.build:
-            return buildargv.EXECUTIONS
-        return argv.executions(self.plan, by_env=self.laying is None or self.laying.wait().by_env)
-
-    def join_all(self) -> None:
-        """Have what bwrap has started moved to the run's cgroup as soon as it is held, beside whatever is done meanwhile."""
-        if self.joining is not None and self.inside is not None and self.starter is not None and self.starter.is_started:
-            self.joining = self.inside.begin(self._join_held, self.starter)
-
-    def _join_held(self, starter: Starter) -> None:
-        pid = starter.seen_held()
-        if pid is not None:
-            self._join({self.spawned.pid, starter.init_pid(), pid})
+        return buildargv.EXECUTIONS if self.plan.build else argv.executions(self.plan)
 
     def _join(self, own: set[int]) -> None:
         """Have bwrap, its init and its child, which is held, in the run's cgroup: what they start is born there.
 
         None of these pids can be another's: bwrap has not been waited for, nor what we hold, and an init does not end before that.
         """
-        if self.record.cgroup is not None:
+        if self.joining is not None and self.record.cgroup is not None:
             group = Path(self.record.cgroup)
             for one in own - set(cgroup.pids(group)):
                 cgroup.join(group, one)
@@ -269,6 +266,8 @@ class Run:
         """They are all there, and nobody else is there or theirs. Raises NotSealed."""
         if self.joining is not None:
             self._await_joining()
+            if self.mover is not None:
+                self.mover.end()
             self._join(self._own(pid))
             self._require_alone(pid)
 
@@ -292,7 +291,7 @@ class Run:
     def begin(self) -> None:
         """Let bwrap go on until its child is about to be setpriv(1), which is root's still."""
         if self.held is not None and self.starter is not None:
-            self.starter.start(self.held.go, argv.AS_ROOT, self.ways.limits)
+            self.starter.start(self.held.go, argv.AS_ROOT, self.ways.limits, held=self._join)
 
     def _release_unheld(self, why: str) -> None:
         """Somebody traces us (strace -f), or the host forbids ptrace: the payload is looked at as soon as it stands."""
@@ -420,9 +419,10 @@ class Run:
         self._let_go(held)
 
     def _let_go(self, held: Held) -> None:
+        # Once, whoever is interrupted.
+        self.held = None
         for fd in (held.info, held.go):
             os.close(fd)
-        self.held = None
 
     def send_signal(self, signum: int, *, wait_s: float = _BIRTH_S) -> bool:
         """Send a signal to the payload's first process, once; False when it is gone.
@@ -657,6 +657,9 @@ class Run:
                 self._write_again()
             finally:
                 if self.process is not None:
+                    with contextlib.suppress(SealnetError):
+                        # Until it has been waited for its pid is nobody else's.
+                        self._await_joining()
                     self.process.wait()
                 self._let_go_of_it()
 
@@ -672,8 +675,8 @@ class Run:
             self.inside.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
-        if self.grace is not None and self.grace.is_alive():
-            self.grace.join()
+        if self.mover is not None:
+            self.mover.end()
         self.claim.close()
         self.at_end()
 

@@ -46,7 +46,7 @@ def lay_out(run: Run, streams: Streams, inside: Inside) -> None:
     run.laying = run.starter.begin(_lay_out, run, run.staging, streams, os.dup(inside.fd))
 
 
-def hold(run: Run, streams: Streams, inside: Inside) -> None:
+def hold(run: Run, streams: Streams) -> None:
     """Have bwrap spawned, as early as there is a namespace to spawn it in: to move it to the run's cgroup waits for a grace period of RCU,
     and its view and mounts take their time. While the seal is being built it goes on until its child is about to be setpriv(1), and that
     is held: it is root's still. Once it is its user's, any process of that user could write into it (/proc/PID/mem), so that comes after
@@ -76,10 +76,11 @@ def hold(run: Run, streams: Streams, inside: Inside) -> None:
         # From here on the run closes these.
         ours.pop_all()
         fds = Fds(args=arguments, info=info_write, status=status, block=go, alive=-1, seccomp=filters)
-        run.spawning = run.starter.begin(_spawn_with, theirs.pop_all(), run, run.laying, fds, streams)
-    if plan.confinement is not Confinement.OPEN:
+        run.spawning = Pending()
+        run.starter.do(run.spawning, _spawn_with, theirs.pop_all(), run, run.laying, fds, streams)
+    if run.mover is not None:
         # What is not there yet is in the run's namespace, and found by that. An open run has none, so a shell joins first.
-        run.joining = inside.begin(_join, run.spawning, Path(str(run.record.cgroup)))
+        run.joining = run.mover.begin(_join, run.spawning, Path(str(run.record.cgroup)))
     run.starter.follow(info)
     if not replaces_programs(plan):
         run.begin()
@@ -157,17 +158,19 @@ def _lay_out(run: Run, staging: Pending[Stage], streams: Streams, netns_fd: int)
     if tools is not None:
         _enter(run, stage)
     # What bwrap holds must lead to nothing, for a payload of root's can take it apart; a builder is not that.
-    records = str(run.claim.directory) if tools is None else stage.read_only(str(run.claim.directory))
-    # bwrap changes to it as root without the capabilities that would let it in everywhere.
-    by_env = argv.needs_env(plan, _variables(run)) or not stage.is_open_to_all(plan.chdir or plan.cwd)
-    return Laid(stage, dev, tools, records, by_env)
+    return Laid(stage, dev, tools, str(run.claim.directory) if tools is None else stage.read_only(str(run.claim.directory)))
 
 
 def _spawn_with(theirs: contextlib.ExitStack, run: Run, laying: Pending[Laid], fds: Fds, streams: Streams) -> Spawned:
     with theirs:
         process = _spawn(run, laying.wait(), fds, streams)
-        # Before anybody waits for it: a child that has been waited for has no pidfd any more.
-        return Spawned(process, os.pidfd_open(process.pid))
+        try:
+            # Before anybody waits for it: a child that has been waited for has no pidfd any more.
+            return Spawned(process, os.pidfd_open(process.pid))
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
 
 
 def _spawn(run: Run, laid: Laid, fds: Fds, streams: Streams) -> subprocess.Popen[bytes]:
@@ -180,17 +183,13 @@ def _spawn(run: Run, laid: Laid, fds: Fds, streams: Streams) -> subprocess.Popen
         if laid.tools is None:
             _tell(fds.args, buildargv.render_options(root, laid.dev, fds, variables, die_with_parent=die_with_parent))
             return builder.spawn(run, fds, streams, variables)
-        enters = None if laid.by_env else plan.chdir or plan.cwd
-        options = argv.render_options(plan, root, laid.dev, _seen(), fds, variables, die_with_parent=die_with_parent, enters=enters)
-        _tell(fds.args, options)
+        _tell(fds.args, argv.render_options(plan, root, laid.dev, _seen(), fds, variables, die_with_parent=die_with_parent))
         group = str(run.record.cgroup) if plan.confinement is Confinement.OPEN else None
         stdin, stdout, stderr = (
             _fresh(stream, fd, laid.dev, opened) for fd, stream in enumerate((streams.stdin, streams.stdout, streams.stderr))
         )
         return subprocess.Popen(
-            argv.render_command(
-                plan, group, fds, variables, laid.tools, controlling_terminal=streams.controlling_terminal, by_env=laid.by_env
-            ),
+            argv.render_command(plan, group, fds, variables, laid.tools, controlling_terminal=streams.controlling_terminal),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

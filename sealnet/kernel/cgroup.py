@@ -109,22 +109,14 @@ def join(cgroup: Path, pid: int) -> bool:
     return True
 
 
-def anticipate() -> threading.Thread:
-    """Have a thread wait for the grace period that the next `join` would wait for: who joins before another is over does not."""
-    waits = threading.Thread(target=_wait_as_a_join, name="sealnet-grace", daemon=True)
-    # Where no thread can be had, the join waits itself.
-    with contextlib.suppress(RuntimeError):
-        waits.start()
-    return waits
-
-
-def _wait_as_a_join() -> None:
+def anticipate() -> None:
+    """Wait for the grace period that the next `join` would wait for: who joins before another is over does not."""
     with contextlib.suppress(OSError, CannotSeal):
-        top = root()
-        own = _seen(top)
+        own = _seen(root())
         if own is not None:
-            # To where it is: nothing is moved, which the kernel finds out when it has waited.
-            _write(own / "cgroup.procs", str(os.getpid()))
+            # The calling thread, to where it is: nothing is moved, which the kernel finds out when it has waited. Were that not where it
+            # seems to be (a cgroup namespace), the kernel would refuse it: a thread stays with its process.
+            _write(own / "cgroup.threads", str(threading.get_native_id()))
 
 
 def find(run_id: str, tag: str) -> Path | None:

@@ -276,15 +276,18 @@ class Host:
 
     def _namespaces(self, hint: int | None) -> Iterator[int]:
         """A descriptor of each network namespace that a process is in, but our own; the one of inode `hint` alone when it is there."""
-        seen: dict[int, int] = {}
+        seen: dict[int, list[int]] = {}
         own = netns.inode_of("self")
         for pid in process.pids():
             inode = netns.inode_of(pid)
             if inode is not None and inode != own:
-                seen.setdefault(inode, pid)
+                seen.setdefault(inode, []).append(pid)
         for inode in [hint] if hint in seen else list(seen):
-            with contextlib.suppress(OSError):
-                yield os.open(f"/proc/{seen[inode]}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            # Some may have ended meanwhile, and others be in it still.
+            for pid in seen[inode]:
+                with contextlib.suppress(OSError):
+                    yield os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                    break
 
     def kill(self, run_id: str, inside: Inside | None) -> None:
         """End every process of the run: its cgroup, then whoever else is in its namespace, by inode."""

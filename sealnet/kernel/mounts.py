@@ -39,8 +39,6 @@ _QUIET = libc.MS_NOSUID | libc.MS_NODEV
 _SEARCH_ENTRIES, _SEARCH_S, _COVERED = 20_000, 0.05, 256
 # What bwrap's --dev has: name and number (Documentation/admin-guide/devices.txt).
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
-# FUSE_SUPER_MAGIC (linux/magic.h).
-_FUSE = 0x6573_5546
 _ACCESS_LIST = "system.posix_acl_access"
 
 
@@ -268,25 +266,6 @@ class Stage:
             return False
         finally:
             os.close(root)
-        return True
-
-    def is_open_to_all(self, path: str) -> bool:
-        """Whether anybody may enter a directory of the payload's file system and all above it, by their modes, root without capabilities
-        included. A file system that is a program's own (FUSE) may think otherwise.
-        """
-        at = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for part in (".", *filter(None, path.split("/"))):
-                below = libc.open_beneath(at, part, os.O_PATH | os.O_DIRECTORY)
-                os.close(at)
-                at = below
-                if os.fstat(at).st_mode & 0o111 != 0o111 or libc.file_system(at) == _FUSE:
-                    return False
-        except OSError:
-            # It is not there yet, or a link leads to it.
-            return False
-        finally:
-            os.close(at)
         return True
 
     def read_only(self, source: str) -> str:

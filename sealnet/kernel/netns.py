@@ -65,8 +65,10 @@ class Inside(OwnThread):
 
     def close(self) -> None:
         """End the thread and let go of the namespace; once is enough."""
-        if self.end():
-            os.close(self.fd)
+        self.end()
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
         self.let_go()
 
     def let_go(self) -> None:
@@ -75,15 +77,10 @@ class Inside(OwnThread):
             self.kept.close()
             self.kept = None
 
-    def rest(self) -> Inside:
-        """What stands for this from here on, without a thread or anything kept; itself, where no descriptor is left for that."""
-        self.let_go()
-        try:
-            resting = Visit(self.fd)
-        except OSError:
-            return self
+    def resting(self) -> Visit:
+        """What can stand for this, without a thread or anything kept. Raises OSError where no descriptor is left."""
+        resting = Visit(self.fd)
         resting.netnsid = self.netnsid
-        self.close()
         return resting
 
 

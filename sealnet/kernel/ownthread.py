@@ -15,8 +15,7 @@ class Pending(Generic[T]):
     """A result that there will be."""
 
     def __init__(self) -> None:
-        self._told = threading.Lock()
-        self._told.acquire()
+        self._told = threading.Event()
         self._result: tuple[Any, BaseException | None] | None = None
 
     @property
@@ -25,14 +24,14 @@ class Pending(Generic[T]):
 
     def tell(self, found: Any, error: BaseException | None = None) -> None:
         self._result = found, error
-        self._told.release()
+        self._told.set()
 
     def wait(self, timeout_s: float | None = None) -> T:
         """Raises what the function raises, and TimeoutError. It may be waited for again, also where a signal's handler has raised, and by
         several threads.
         """
-        if self._result is None and self._told.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            self._told.release()
+        if self._result is None:
+            self._told.wait(timeout_s)
         if self._result is None:
             raise TimeoutError
         found, error = self._result
@@ -63,6 +62,7 @@ class OwnThread:
 
     def __init__(self, name: str) -> None:
         """Raises OSError where no thread can be had."""
+        self._is_ended = False
         self._queue: _Queue = queue.SimpleQueue()
         self._thread = threading.Thread(target=_live, args=(self._queue,), name=name, daemon=True)
         try:
@@ -82,11 +82,18 @@ class OwnThread:
         """The same, but what is returned waits for the result."""
         # concurrent.futures would do the same, and cost 10 ms of imports (logging) at every start.
         pending: Pending[T] = Pending()
-        self._queue.put((pending, function, arguments))
+        self.do(pending, function, *arguments)
         return pending
+
+    def do(self, pending: Pending[T], function: Callable[..., T], *arguments: Any) -> None:
+        """The same for who has the Pending before anything is done: a signal's handler may raise in between."""
+        if self._is_ended:
+            raise RuntimeError("the thread has ended")
+        self._queue.put((pending, function, arguments))
 
     def end(self, within_s: float | None = None) -> bool:
         """End the thread, once it has done what it was given; whether it had not ended before. After `within_s` it is left to itself."""
+        self._is_ended = True
         if not self._thread.is_alive():
             return False
         self._queue.put(None)

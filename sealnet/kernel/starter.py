@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from resource import prlimit
 
 from sealnet.errors import CannotSeal
@@ -45,11 +45,18 @@ class Starter(OwnThread):
         """Have the pid of bwrap's init read from `info`, bwrap's --info-fd."""
         self._init = self.begin(self._read_init, info)
 
-    def start(self, go: int, executions: int, limits: Mapping[int, tuple[int, int]]) -> None:
+    def start(
+        self, go: int, executions: int, limits: Mapping[int, tuple[int, int]], held: Callable[[set[int]], None] = lambda _pids: None
+    ) -> None:
         """Have bwrap start its child, who is held when it has executed so many programs. It has the `limits` from its birth on: bwrap
-        itself could fail by them.
+        itself could fail by them. `held` is told the pids of init and child then, in this thread.
         """
-        self._first = self.begin(self._to_first_step, go, executions, dict(limits))
+        self._first = self.begin(self._to_first_step, go, executions, dict(limits), held)
+
+    @property
+    def is_following(self) -> bool:
+        """Whether what was to be spawned was asked for."""
+        return self._init is not None
 
     @property
     def is_started(self) -> bool:
@@ -69,12 +76,6 @@ class Starter(OwnThread):
         if self._first is None:
             raise RuntimeError("nothing was started")
         return self._wait(self._first)
-
-    def seen_held(self) -> int | None:
-        """The same for who does nothing if it does not come there; None then."""
-        with contextlib.suppress(TimeoutError, CannotSeal, Unheld):
-            return None if self._first is None else self._first.wait(_WITHIN_S)
-        return None
 
     def further(self, executions: int) -> int | None:
         """Let what is held go on until it has executed so many programs more; its pid, and errors, as of `first_step`."""
@@ -111,9 +112,9 @@ class Starter(OwnThread):
         self._forget_init()
 
     def _forget_init(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def kill(self) -> None:
         """End what is followed, and wait until it has ended. bwrap has been killed, or has told its init."""
@@ -154,7 +155,7 @@ class Starter(OwnThread):
         self._init_pid = pid
         return pid
 
-    def _to_first_step(self, go: int, executions: int, limits: dict[int, tuple[int, int]]) -> int | None:
+    def _to_first_step(self, go: int, executions: int, limits: dict[int, tuple[int, int]], held: Callable[[set[int]], None]) -> int | None:
         if self._pidfd < 0:
             return None
         try:
@@ -162,7 +163,10 @@ class Starter(OwnThread):
         except OSError as error:
             raise Unheld(f"it could not be held: {error.strerror}") from error
         os.write(go, GO)
-        return self._step.until(executions, born=lambda pid: limit(pid, limits))
+        pid = self._step.until(executions, born=lambda pid: limit(pid, limits))
+        if pid is not None:
+            held({self._init_pid, pid})
+        return pid
 
     def _end(self) -> None:
         if self._step is not None:

@@ -50,20 +50,11 @@ class Seen:
 
 
 def render_options(
-    plan: Plan,
-    root: str,
-    dev: str,
-    seen: Seen,
-    fds: Fds,
-    variables: Mapping[str, str],
-    *,
-    die_with_parent: bool,
-    enters: str | None = None,
+    plan: Plan, root: str, dev: str, seen: Seen, fds: Fds, variables: Mapping[str, str], *, die_with_parent: bool
 ) -> list[str]:
     """bwrap's options, as they go through `--args`: in no process list, so a --setenv value is in none either.
 
-    `root` and `dev` are where the payload's file system and its /dev have been put together. `enters` is the directory that bwrap changes
-    to, where env(1) does not.
+    `root` and `dev` are where the payload's file system and its /dev have been put together.
     """
     options = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup"]
     options += ["--die-with-parent"] if die_with_parent else []
@@ -74,19 +65,12 @@ def render_options(
     options += ["--bind", root, "/", "--dev-bind", dev, "/dev", "--proc", "/proc"]
     options += plan.bwrap_args
     options += _locked_down(seen)
-    options += ["--chdir", enters or "/", "--clearenv"]
+    # env(1) changes to the working directory, as the payload's user: root without capabilities may not enter a 0700 directory.
+    options += ["--chdir", "/", "--clearenv"]
     for name, value in variables.items():
         if not environment.is_loader(name):
             options += ["--setenv", name, value]
     return options
-
-
-def needs_env(plan: Plan, variables: Mapping[str, str]) -> bool:
-    """Whether env(1) has to become the payload: for variables that setpriv(1), as root, must not have, for another PWD than where it is,
-    and where a profile may have put something else in the place of the working directory.
-    """
-    directory = plan.chdir or plan.cwd
-    return bool(plan.bwrap_args) or any(map(environment.is_loader, variables)) or variables.get("PWD", directory) != directory
 
 
 def _locked_down(seen: Seen) -> list[str]:
@@ -104,13 +88,12 @@ def _locked_down(seen: Seen) -> list[str]:
 
 
 def render_command(
-    plan: Plan, cgroup: str | None, fds: Fds, variables: Mapping[str, str], tools: Tools, *, controlling_terminal: bool, by_env: bool = True
+    plan: Plan, cgroup: str | None, fds: Fds, variables: Mapping[str, str], tools: Tools, *, controlling_terminal: bool
 ) -> list[str]:
     """`bwrap --args FD -- setsid ... setpriv ... env ... COMMAND`, by a shell that joins the `cgroup` first, where there is one.
 
-    env(1), where it is asked for, changes to the working directory as the payload's user: root without capabilities may not enter a 0700
-    directory. The payload leads a session of its own, without a terminal or with the run's own on its standard input: it shares none with
-    the caller, and its process group holds nothing but what it started.
+    The payload leads a session of its own, without a terminal or with the run's own on its standard input: it shares none with the
+    caller, and its process group holds nothing but what it started.
     """
     user = plan.user
     groups = ["--groups", ",".join(map(str, user.groups))] if user.groups else ["--clear-groups"]
@@ -119,8 +102,6 @@ def render_command(
     command += [tools.setsid, *(["--ctty"] if controlling_terminal else [])]
     command += [tools.setpriv, "--reuid", str(user.uid), "--regid", str(user.gid), *groups]
     command += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]
-    if not by_env:
-        return [*command, "--", *plan.argv]
     directory = plan.chdir or plan.cwd
     command += [tools.env, f"--chdir={directory}", "--"]
     # bwrap says "/" whatever its --setenv says, and env(1) leaves it at that: only a shell would mend it.
@@ -139,9 +120,9 @@ CHAIN = ("bwrap", "setsid", "setpriv", "env")
 AS_ROOT = 2
 
 
-def executions(plan: Plan, *, by_env: bool) -> int:
+def executions(plan: Plan) -> int:
     """How many programs bwrap's child executes, the payload's the last: setsid, setpriv, env, and a shell where env would misread it."""
-    return 3 + by_env + (by_env and _is_misread(plan))
+    return 5 if _is_misread(plan) else 4
 
 
 def _is_misread(plan: Plan) -> bool:

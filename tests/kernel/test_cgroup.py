@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +72,31 @@ def test_one_that_somebody_else_removes_meanwhile_is_ended_all_the_same(monkeypa
     monkeypatch.setattr(Path, "exists", lambda _path: True)
     cgroup.kill(made)
     cgroup.freeze(made, frozen=True)
+
+
+# What seems to be the root is where it is, to who has a cgroup namespace; the mount is the host's.
+_ELSEWHERE = """
+import ctypes, os, sys, threading
+sys.path.insert(0, {root!r})
+from sealnet.kernel import cgroup
+with open({made!r} + "/cgroup.procs", "w") as file:
+    file.write("0")
+if ctypes.CDLL(None).unshare(0x2000000):
+    raise OSError("cannot unshare")
+assert cgroup.own() == cgroup.root()
+waits = threading.Thread(target=cgroup.anticipate)
+waits.start()
+waits.join()
+print("waited", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_waits_ahead_of_a_join_is_not_moved_itself(made: Path) -> None:
+    script = _ELSEWHERE.format(root=str(Path(__file__).parents[2]), made=str(made))
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == b"waited\n"
+
+        assert cgroup.pids(made) == [waiting.pid]
+        waiting.communicate(timeout=60)

@@ -22,6 +22,7 @@ from sealnet.errors import CannotSeal, Interrupted, KernelRefused, NotSealed
 from sealnet.kernel import cgroup, identity, process, sockets, starter
 from sealnet.kernel.firststep import FirstStep
 from sealnet.kernel.host import Host
+from sealnet.kernel.ownthread import OwnThread, Pending
 from sealnet.launch import launch
 from sealnet.model import argv, names
 from sealnet.model.config import Config
@@ -190,6 +191,63 @@ def test_one_whose_limits_cannot_be_set_does_not_start(place: Place, monkeypatch
     assert place.host.left_over() == []
 
 
+def test_what_does_not_come_to_be_held_keeps_no_proof_waiting(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    with monkeypatch.context() as patch:
+        # bwrap waits on.
+        patch.setattr(starter, "GO", b"")
+        patch.setattr(starter, "_WITHIN_S", 0.5)
+        with place.launch(checkpoint=steps.append) as run:
+            assert run.starter is not None
+            assert run.starter._first is not None
+            assert not run.starter._first.is_done
+            assert steps[-2:] == ["proved", "started"]
+            with pytest.raises(CannotSeal, match=r"did not come there within 0\.5 s"):
+                run.release()
+    assert place.host.left_over() == []
+
+
+def test_who_is_interrupted_as_bwrap_is_asked_for_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = OwnThread.do
+    with place.launch():
+        pass
+    before = descriptors()
+    for late in (False, True):
+
+        def do(self: OwnThread, *arguments: Any, late: bool = late) -> None:
+            spawns = arguments[1] is spawn._spawn_with
+            if late or not spawns:
+                real(self, *arguments)
+            if spawns:
+                if not late:
+                    # It was not asked for, so nobody closes what it would have had.
+                    arguments[2].close()
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OwnThread, "do", do)
+            with pytest.raises(KeyboardInterrupt):
+                place.launch()
+        assert place.host.left_over() == []
+        assert descriptors() == before
+
+
+def test_bwrap_that_cannot_be_kept_hold_of_is_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, asked = os.pidfd_open, itertools.count(1)
+
+    def none_left(pid: int) -> int:
+        if next(asked) == 1:
+            raise OSError(24, "Too many open files")
+        return real(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", none_left)
+        with pytest.raises(CannotSeal, match="Too many open files"):
+            place.launch()
+    assert process.children(os.getpid()) == []
+    assert place.host.left_over() == []
+
+
 def test_what_ended_before_it_was_let_go_moves_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pid that is another's by then would be killed at the end."""
     moved: list[int] = []
@@ -217,33 +275,6 @@ def test_what_ended_before_it_was_let_go_moves_nobody(place: Place, monkeypatch:
 # What becomes the payload is its user's for the last two programs, and other processes of that user may write into it.
 
 
-def stand_in_for_env(directory: Path, monkeypatch: pytest.MonkeyPatch, deed: str) -> None:
-    own = directory / "env"
-    own.write_text(f'#!/bin/sh\n{deed}\nexec /usr/bin/env "$@"\n')
-    own.chmod(0o755)
-    real = process.tool
-    monkeypatch.setattr(process, "tool", lambda name: str(own) if name == "env" else real(name))
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o711, 0o750, 0o700, 0o701])
-def test_who_becomes_the_payload_is_its_users_only_where_root_may_not_enter(
-    place: Place, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
-    """Without its capabilities, as it is then."""
-    (work := place.host.directory / "work").mkdir()
-    os.chown(work, 65534, 65534)
-    work.chmod(mode)
-    (shared := place.host.directory / "shared").mkdir()
-    shared.chmod(0o777)
-    stand_in_for_env(shared, monkeypatch, f": >{shared}/by-env")
-    where, script = shared / "where", f'echo "$PWD $(pwd -P) $(id -u)" >{shared}/where; exec sleep 60'
-    with place.launch("sh", "-c", script, user="nobody", cwd=str(work), bind=[str(shared)]) as run:
-        run.release()
-        lab.wait_for(lambda: where.exists() and where.read_text(), what="it has looked")
-        assert where.read_text().split() == [str(work), str(work), "65534"]
-    assert (shared / "by-env").exists() is (mode & 0o111 != 0o111)
-
-
 def test_what_got_away_from_who_holds_it_does_not_run_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that was put into it executes something, takes over its pid, and nobody traces it."""
 
@@ -258,9 +289,11 @@ def test_what_got_away_from_who_holds_it_does_not_run_on(place: Place, monkeypat
 
 
 def test_one_that_starts_another_process_before_its_time_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in_for_env(place.host.directory, monkeypatch, "sleep 60 &")
-    # Of its user's alone to enter, so env(1) does.
-    place.host.directory.chmod(0o700)
+    own = place.host.directory / "env"
+    own.write_text('#!/bin/sh\nsleep 60 &\nexec /usr/bin/env "$@"\n')
+    own.chmod(0o755)
+    real = process.tool
+    monkeypatch.setattr(process, "tool", lambda name: str(own) if name == "env" else real(name))
     with place.launch() as run, pytest.raises(CannotSeal, match="it has started another process before that"):
         run.release()
     assert not place.marker.exists()
@@ -303,13 +336,12 @@ def test_who_waits_for_what_is_not_his_any_more_is_not_kept(place: Place, monkey
     assert place.host.left_over() == []
 
 
-@pytest.mark.parametrize("lacking", range(1, 4))
+@pytest.mark.parametrize("lacking", range(1, 5))
 def test_where_a_thread_cannot_be_had_nothing_is_left_open(place: Place, monkeypatch: pytest.MonkeyPatch, lacking: int) -> None:
     real, count = threading.Thread.start, itertools.count(1)
 
     def start(self: threading.Thread) -> None:
-        # What only waits ahead is done without.
-        if self.name != "sealnet-grace" and next(count) == lacking:
+        if next(count) == lacking:
             raise RuntimeError("can't start new thread")
         real(self)
 
@@ -366,6 +398,26 @@ def test_where_a_descriptor_cannot_be_had_none_is_left_open(place: Place, monkey
             place.launch()
     assert descriptors() == before
     assert place.host.left_over() == []
+
+
+# The thread
+
+
+def test_a_result_is_told_to_everybody_who_waits_and_a_thread_that_has_ended_takes_nothing() -> None:
+    pending: Pending[int] = Pending()
+    told: list[int] = []
+    waiting = [threading.Thread(target=lambda: told.append(pending.wait())) for _ in range(3)]
+    for one in waiting:
+        one.start()
+    own = OwnThread("test")
+    own.do(pending, lambda: 7)
+    for one in waiting:
+        one.join(10)
+    assert told == [7] * 3
+
+    own.end()
+    with pytest.raises(RuntimeError, match="has ended"):
+        own.call(lambda: 7)
 
 
 # The view

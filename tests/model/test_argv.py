@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -178,36 +177,6 @@ def test_any_other_is_handed_on_word_by_word(words: tuple[str, ...]) -> None:
     plan = a_plan(argv=words)
 
     assert tuple(command(plan)[-len(words) - 2 :]) == ("--", f"PWD={plan.cwd}", *words)
-
-
-def test_where_nothing_needs_env_setpriv_becomes_the_payload() -> None:
-    plan = a_plan(cwd="/srv/work", argv=("-x", "A=B"), environment={"PATH": "/usr/bin", "HOME": "/root"})
-    words = argv.render_command(plan, None, FDS, told(plan), TOOLS, controlling_terminal=False, by_env=False)
-    entered = argv.render_options(plan, ROOT, DEV, SMALL, FDS, told(plan), die_with_parent=True, enters="/srv/work")
-
-    assert not argv.needs_env(plan, told(plan))
-    assert TOOLS.env not in words
-    assert words[words.index(TOOLS.setpriv) :][-4:] == ["--ambient-caps=-all", "--", "-x", "A=B"]
-    assert entered[at(entered, "--chdir") + 1] == "/srv/work"
-    # One program less, and none that would misread the payload's name.
-    assert [argv.executions(a_plan(argv=("A=B",)), by_env=by_env) for by_env in (True, False)] == [5, 3]
-    assert [argv.executions(plan, by_env=by_env) for by_env in (True, False)] == [4, 3]
-
-
-@pytest.mark.parametrize(
-    "needing",
-    [
-        {"environment": {"LD_LIBRARY_PATH": "/opt/lib"}},
-        {"environment": {"TMPDIR": "/scratch"}},
-        {"environment": {"PWD": "/elsewhere"}},
-        {"bwrap_args": profile(b"--tmpfs\n/opt")},
-    ],
-)
-def test_what_root_must_not_have_or_bwrap_cannot_do_needs_env(needing: dict[str, Any]) -> None:
-    plan = a_plan(cwd="/srv/work", **needing)
-
-    assert argv.needs_env(plan, told(plan))
-    assert not argv.needs_env(a_plan(cwd="/srv/work", environment={"PWD": "/srv/work"}), {"PWD": "/srv/work"})
 
 
 def test_the_payload_starts_in_the_working_directory_or_where_it_is_told() -> None:
