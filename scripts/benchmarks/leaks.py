@@ -30,7 +30,7 @@ _SETTLED_S = 15.0
 _STUCK_S = 60.0
 # Every payload leaves a child behind that has a session of its own.
 _PAYLOAD = ("/bin/sh", "-c", "setsid sleep 3600 & sleep 0.05")
-_KEPT = {"alloc.lock", "gate", "gate.lock", "runs", "subnets", "stage"}
+_KEPT = {"alloc.lock", "gate", "gate.lock", "runs", "stage", "subnets", "versions.json"}
 
 
 @dataclass(slots=True)
