@@ -111,7 +111,8 @@ def test_what_nobody_takes_is_closed(files: list[int]) -> None:
 
     story(told)
 
-    wait_for(lambda: open_descriptors() == before, what="they are closed")
+    # What an earlier test has left to be closed has been, perhaps.
+    wait_for(lambda: open_descriptors() <= before, what="they are closed")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,8 @@ def test_who_passes_too_many_descriptors_is_dropped(files: list[int], in_one: bo
         assert connection.fault == "it passes too many descriptors"
 
     story(told)
-    wait_for(lambda: open_descriptors() == before, what="they are closed")
+    # What an earlier test has left to be closed has been, perhaps.
+    wait_for(lambda: open_descriptors() <= before, what="they are closed")
 
 
 def test_as_many_as_may_be_are_taken(files: list[int]) -> None:
