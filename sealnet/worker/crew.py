@@ -421,14 +421,16 @@ def _await(member: _Member, connection: socket.socket, is_unwanted: Callable[[],
     poller, is_told_so = select.poll(), False
     poller.register(connection, select.POLLIN)
     looks_at = time.monotonic() + _HALTED_S
-    while not poller.poll(int(_HALTED_S * 1000) if is_unwanted is None or is_told_so else _LOOK_MS):
+    while True:
+        # First: a launch takes no longer than the wait for the next look.
         if is_unwanted is not None and not is_told_so and is_unwanted():
             connection.sendall(UNWANTED)
             is_told_so = True
+        if poller.poll(int(_HALTED_S * 1000) if is_unwanted is None or is_told_so else _LOOK_MS):
+            return is_told_so
         if time.monotonic() >= looks_at:
             looks_at += _HALTED_S
             member.go_on()
-    return is_told_so
 
 
 def _drain(connection: socket.socket) -> None:
