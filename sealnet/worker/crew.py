@@ -26,7 +26,7 @@ from sealnet.model.durable import is_api_run
 from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.worker import handover
-from sealnet.worker.first import First, Forked
+from sealnet.worker.first import First, Forked, ends_within
 from sealnet.worker.handover import TAKEN, UNWANTED, Code, End, Gone, Launch, Refused
 
 # How soon a launch that nobody wants any more is told so, and one of the crew that was halted (SIGSTOP) is made to go on.
@@ -56,17 +56,17 @@ class _Member:
 
     @property
     def is_alive(self) -> bool:
-        return not _ends_within(self.pidfd, 0)
+        return not ends_within(self.pidfd, 0)
 
     def end(self) -> None:
         """One that is at nothing ends by itself, or is killed. Only once: by whoever has found that it `is_over`."""
         for connection in (*self.idle, self.control):
             connection.close()
         self.go_on()
-        if not _ends_within(self.pidfd, _ENDS_S):
+        if not ends_within(self.pidfd, _ENDS_S):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            _ends_within(self.pidfd, _ENDS_S)
+            ends_within(self.pidfd, _ENDS_S)
         with contextlib.suppress(ChildProcessError):
             # One that was forked of this process: the pid of any other may be another child's by now.
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
@@ -272,7 +272,7 @@ class Crew:
 
     def _lose(self, member: _Member) -> None:
         """It is given nothing any more. It may be about to die: what it holds is free when it has."""
-        is_dead = _ends_within(member.pidfd, _HALTED_S)
+        is_dead = ends_within(member.pidfd, _HALTED_S)
         with self._lock:
             self.died += is_dead and not member.is_lost
             self._strike(member)
@@ -452,9 +452,3 @@ def _why(error: BaseException | None) -> str:
     if isinstance(error, OSError) and not _is_end(error) and error.strerror:
         return error.strerror
     return "the process that was launching it has ended"
-
-
-def _ends_within(pidfd: int, seconds: float) -> bool:
-    ended = select.poll()
-    ended.register(pidfd, select.POLLIN)
-    return bool(ended.poll(int(seconds * 1000)))

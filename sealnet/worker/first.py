@@ -109,10 +109,10 @@ class First:
 
     @property
     def lives(self) -> bool:
-        return not _ends_within(self._pidfd, 0)
+        return not ends_within(self._pidfd, 0)
 
     def ends_within(self, seconds: float) -> bool:
-        return _ends_within(self._pidfd, seconds)
+        return ends_within(self._pidfd, seconds)
 
     def fork_another(self, connection: socket.socket) -> None:
         """Ask for a member that has the `connection`. Raises OSError where nobody is there."""
@@ -128,7 +128,7 @@ class First:
         """It ends by itself, or is killed. What it has forked ends with it. Only once."""
         self._control.close()
         self.go_on()
-        if not _ends_within(self._pidfd, _ENDS_S):
+        if not ends_within(self._pidfd, _ENDS_S):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -136,7 +136,8 @@ class First:
         os.close(self._pidfd)
 
 
-def _ends_within(pidfd: int, seconds: float) -> bool:
+def ends_within(pidfd: int, seconds: float) -> bool:
+    """Whether a process ends in time, or has."""
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     return bool(ended.poll(int(seconds * 1000)))
