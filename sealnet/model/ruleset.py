@@ -28,6 +28,8 @@ delete table {FAMILY} {TABLE}
 # there. That way is looked up in prerouting alone: before Linux 5.14 it is known nowhere else.
 # lo is first: the host's own packets are most of what passes, and an index is compared faster than a name.
 # Nothing here says `ct state established accept`: a lease that is removed cuts its live connections.
+# denied: without a size of its own a set that rules add to holds 65,535 elements, and grows to it. One with a size has its whole table
+# allocated and cleared at once: 4 MB.
 GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 	set leases {{
 		type ifname . ipv4_addr . ipv4_addr . inet_service
@@ -43,7 +45,6 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 
 	set denied {{
 		type ifname . ipv4_addr . inet_proto . inet_service
-		size 65535
 		flags dynamic,timeout
 		counter
 		timeout 1h
@@ -144,19 +145,20 @@ def render_inside(*, gateway: IPv4Address | None, ports: Sequence[int], ifname: 
     `fib daddr type local` is the namespace's own addresses, reached over lo. Everything else is counted and refused at once: the sink
     route (`default dev lo`) lets this chain see attempts to addresses that have no route. What the kernel answers by itself (a reset, port
     unreachable) to what still comes for a run that had the addresses before is nobody's attempt: no payload can send such a packet.
+
+    Without a size a set holds 65,535 elements (nft_dynset_init() in net/netfilter/nft_dynset.c) and begins with room for a few; the table
+    of one with a size is allocated, and cleared, at once.
     """
     lease = "".join(f'\t\toifname "{ifname}" ip daddr {gateway} tcp dport {port} accept\n' for port in ports if gateway is not None)
     return f"""table {FAMILY} {TABLE} {{
 	set tried {{
 		type ipv4_addr . inet_proto . inet_service
-		size 16384
 		flags dynamic
 		counter
 	}}
 
 	set tried6 {{
 		type ipv6_addr . inet_proto . inet_service
-		size 16384
 		flags dynamic
 		counter
 	}}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from ipaddress import IPv4Address
 
 import pytest
 
-from sealnet.kernel import nfnetlink
+from sealnet.kernel import links, nfnetlink
+from sealnet.kernel.netlink import Netlink
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.nft import Nft
 from sealnet.model import ruleset
@@ -66,3 +68,27 @@ def test_an_element_is_found_by_its_whole_key_alone() -> None:
         assert not has("sealx", gateway, sandbox, 80)
         assert not has("sealx", sandbox, gateway, 80, name="no-such-set")
         assert not has("sealx", sandbox, gateway, 80, table="no-such-table")
+
+
+def test_what_was_tried_is_counted_to_the_last_place_and_refused_beyond() -> None:
+    """The tally says no size, for room that is allocated beforehand is 900 kB for each run: it grows meanwhile, and has an end."""
+    most, over = 65_535, 500
+
+    def attempt() -> list[int]:
+        seen = []
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for number in range(most + over):
+                try:
+                    sock.sendto(b"", (str(IPv4Address("198.51.100.0") + number), 9))
+                except PermissionError:
+                    seen.append(number)
+        return seen
+
+    with Inside.new("nft-test") as inside, inside.call(nfnetlink.connect) as kernel, inside.call(Netlink) as route:
+        inside.call(lambda: Nft().apply(ruleset.render_inside(gateway=None, ports=[], ifname="eth0"), "add the filter"))
+        route.exchange([links.bring_up(links.LOOPBACK_INDEX), links.add_sink(family=socket.AF_INET)])
+        refused = inside.call(attempt)
+        counted = nfnetlink.counted(kernel, ruleset.TABLE, "tried")
+    assert len(refused) == most + over
+    assert len(counted) == most
+    assert {packets for _, packets in counted} == {1}
