@@ -192,6 +192,19 @@ def netnsid(nl: Netlink, fd: int) -> int | None:
     return number if number >= 0 else None
 
 
+def add_netnsid(nl: Netlink, fd: int, number: int) -> int:
+    """Give the namespace of `fd` this number in the socket's; where it has one already, that. It is gone with the namespace."""
+    asked = bytes(4) + attribute(1, number) + attribute(3, fd)
+    try:
+        nl.exchange([Message(netlink.NEWNSID, 0, asked, "give a network namespace a number")])
+    except KernelRefused as error:
+        known = netnsid(nl, fd) if error.errno == errno.EEXIST else None
+        if known is None:
+            raise
+        return known
+    return number
+
+
 def an_address(nl: Netlink, *, but: str) -> str | None:
     """The first IPv4 address of a link that is neither lo nor one whose name begins with `but`: a thousand runs have as many."""
     left_out = struct.pack("=H", _IFA_LABEL) + but.encode()

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import fcntl
 import select
 import socket
-import struct
 from collections.abc import Callable, Sequence
 
+from sealnet.kernel import listeners
+from sealnet.kernel.listeners import Ancillary, Everywhere
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.notices import EVERYTHING, Instruction, Watched, Watchlist, nft_filter
 from sealnet.model.plan import Seal
 
-_NETLINK_ROUTE, _NETLINK_NETFILTER = 0, 12
-# RTNLGRP_ (linux/rtnetlink.h): LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_IFINFO, IPV4_NETCONF. A run's link has no IPv6.
-_HOST_GROUPS = (1, 5, 7, 8, 9, 12, 24)
-# In the run's own namespace IPV6_ROUTE, IPV6_RULE and IPV6_NETCONF as well: nobody has anything to change there.
-_INSIDE_GROUPS = (*_HOST_GROUPS, 11, 19, 25)
-_NFNLGRP_NFTABLES = 7
-_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
-_QUEUE_BYTES = 1 << 20
+_Judge = Callable[[bytes, Ancillary], frozenset[str]]
+
 _DATAGRAM_BYTES = 1 << 16
 _MOST_DATAGRAMS = 4096
-# libnftables can use no descriptor from here on, so these leave the lower ones to it.
-_HIGH = 1024
 # However many notifications come, they are read this often at most.
 REST_S = 0.05
 
@@ -37,7 +27,8 @@ class Watch:
     `fd` is readable when there is something for `take`. A notification that was lost (ENOBUFS) counts as one about every run.
 
     The kernel's filter lets pass what concerns the runs there are. To make it anew for each of a thousand costs more than their launches,
-    so one that is for `many` is open from the first change on, until `settle`.
+    so one that is for `many` is open from the first change on, until `settle`; and it hears of the runs' own namespaces by two sockets for
+    all of them.
     """
 
     def __init__(self, *, many: bool = False) -> None:
@@ -49,17 +40,23 @@ class Watch:
         self.fd = self._ready.fileno()
         self.rests_until: float | None = None
         """When `take` wants to be called without anything to read (time.monotonic)."""
-        self._judges: dict[int, tuple[socket.socket, Callable[[bytes], frozenset[str]], Callable[[], frozenset[str]]]] = {}
+        self._judges: dict[int, tuple[socket.socket, _Judge, Callable[[], frozenset[str]]]] = {}
         self._inside: dict[str, list[int]] = {}
+        self._everywhere: Everywhere | None = None
+        self._is_shared = many
         self._host: list[int] = []
         self._list = Watchlist()
         self._is_settled = False
 
     def add(self, seal: Seal, inside: Inside, ifindex: int | None) -> None:
         """Watch a run from now on; what happened before is for the caller to look at. Raises OSError."""
-        only = frozenset([seal.run_id])
-        sockets: list[socket.socket] = inside.call(_open_inside)
-        self._inside[seal.run_id] = [self._listen(each, lambda _datagram: only, lambda: only) for each in sockets]
+        everywhere = self._listen_everywhere()
+        if everywhere is not None:
+            everywhere.add(seal.run_id, inside.fd)
+        else:
+            only = frozenset([seal.run_id])
+            sockets: list[socket.socket] = inside.call(listeners.listen_inside)
+            self._inside[seal.run_id] = [self._listen(each, lambda _datagram, _ancillary: only, lambda: only) for each in sockets]
         if seal.subnet is not None and ifindex is not None:
             self._list.add(Watched.of(seal, ifindex))
             self._changed()
@@ -68,6 +65,8 @@ class Watch:
         """Watch it no longer. Succeeds if it is not watched."""
         for fd in self._inside.pop(run_id, []):
             self._forget(fd)
+        if self._everywhere is not None:
+            self._everywhere.remove(run_id)
         if run_id in self._list:
             self._list.remove(run_id)
             self._changed()
@@ -75,6 +74,8 @@ class Watch:
     def close(self) -> None:
         for fd in list(self._judges):
             self._forget(fd)
+        if self._everywhere is not None:
+            self._everywhere.close()
         self._ready.close()
         self._sources.close()
 
@@ -99,7 +100,7 @@ class Watch:
         found: frozenset[str] = frozenset()
         for _ in range(_MOST_DATAGRAMS):
             try:
-                datagram, _, flags, _ = sock.recvmsg(_DATAGRAM_BYTES)
+                datagram, ancillary, flags, _ = sock.recvmsg(_DATAGRAM_BYTES, listeners.ANCILLARY_BYTES)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -107,7 +108,7 @@ class Watch:
                     raise
                 found |= everyone()
                 continue
-            found |= everyone() if flags & socket.MSG_TRUNC else judge(datagram)
+            found |= everyone() if flags & socket.MSG_TRUNC else judge(datagram, ancillary)
         return found
 
     def _changed(self) -> None:
@@ -118,9 +119,12 @@ class Watch:
             self._host, self._is_settled = [], False
             return
         if not self._host:
-            judges = (self._list.concerned_by_route, self._list.concerned_by_nft)
-            opened = (_open(_NETLINK_ROUTE, _HOST_GROUPS, EVERYTHING if self._many else self._list.route_filter()), _open_nft(nft_filter()))
-            self._host = [self._listen(sock, judge, lambda: self._list.all) for sock, judge in zip(opened, judges, strict=True)]
+            program = EVERYTHING if self._many else self._list.route_filter()
+            route, nft = listeners.listen(listeners.ROUTE, listeners.HOST_GROUPS, program), listeners.listen_nft(nft_filter())
+            self._host = [
+                self._listen(route, lambda datagram, _: self._list.concerned_by_route(datagram), lambda: self._list.all),
+                self._listen(nft, lambda datagram, _: self._list.concerned_by_nft(datagram), lambda: self._list.all),
+            ]
         elif not self._many:
             self._filter(self._list.route_filter())
         elif self._is_settled:
@@ -134,9 +138,21 @@ class Watch:
             self._is_settled = True
 
     def _filter(self, program: Sequence[Instruction]) -> None:
-        _attach(self._judges[self._host[0]][0], program)
+        listeners.attach(self._judges[self._host[0]][0], program)
 
-    def _listen(self, sock: socket.socket, judge: Callable[[bytes], frozenset[str]], everyone: Callable[[], frozenset[str]]) -> int:
+    def _listen_everywhere(self) -> Everywhere | None:
+        if self._everywhere is None and self._is_shared:
+            try:
+                made = self._everywhere = Everywhere()
+            except PermissionError:
+                # A service that was given no CAP_NET_BROADCAST.
+                self._is_shared = False
+                return None
+            for sock in made.sockets:
+                self._listen(sock, lambda _datagram, ancillary: made.concerned(ancillary), lambda: made.all)
+        return self._everywhere
+
+    def _listen(self, sock: socket.socket, judge: _Judge, everyone: Callable[[], frozenset[str]]) -> int:
         fd = sock.fileno()
         self._judges[fd] = (sock, judge, everyone)
         self._sources.register(fd, select.EPOLLIN)
@@ -145,35 +161,3 @@ class Watch:
     def _forget(self, fd: int) -> None:
         self._sources.unregister(fd)
         self._judges.pop(fd)[0].close()
-
-
-def _open_inside() -> list[socket.socket]:
-    """Called by a thread in the run's namespace."""
-    return [_open(_NETLINK_ROUTE, _INSIDE_GROUPS), _open_nft()]
-
-
-def _open_nft(program: Sequence[Instruction] = ()) -> socket.socket:
-    return _open(_NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,), program)
-
-
-def _open(protocol: int, groups: Sequence[int], program: Sequence[Instruction] = ()) -> socket.socket:
-    """A netlink socket that hears these groups, where there is a `program` only what that lets pass."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol) as low:
-        if program:
-            _attach(low, program)
-            # In a container root may not have more than the host's limit.
-            with contextlib.suppress(PermissionError):
-                low.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE_BYTES)
-        low.bind((0, sum(1 << group - 1 for group in groups)))
-        fd = low.fileno()
-        # A process that may not have as many descriptors keeps the lower one.
-        with contextlib.suppress(OSError):
-            return socket.socket(fileno=fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH))
-        return socket.socket(fileno=low.detach())
-
-
-def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
-    """SO_ATTACH_FILTER (socket(7)); it takes the place of the one before."""
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
-    # struct sock_fprog: the number of instructions and where they are.
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))

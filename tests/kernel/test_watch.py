@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import json
+import os
 import select
 import socket
 import struct
@@ -16,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealnet.kernel import netlink, notices, watch
+from sealnet.kernel import listeners, netlink, notices, watch
 from sealnet.kernel.netlink import attribute, nested
 from sealnet.kernel.netns import Inside
 from sealnet.kernel.notices import Watched, Watchlist
@@ -177,7 +180,7 @@ def passes(program: list[notices.Instruction], datagrams: list[bytes]) -> list[b
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with near, far:
         far.setblocking(False)
-        watch._attach(far, program)
+        listeners.attach(far, program)
         told = []
         for datagram in datagrams:
             near.send(datagram)
@@ -248,19 +251,23 @@ def inside(host: Host) -> Iterator[Inside]:
         yield inside
 
 
-@pytest.fixture
-def watched(host: Host, inside: Inside) -> Iterator[Watch]:
-    """Two runs' host links, the first with a namespace of its own, and the gate with both leases; nothing is pending."""
+@pytest.fixture(params=[False, True], ids=["one", "many"])
+def watched(request: pytest.FixtureRequest, host: Host, inside: Inside) -> Iterator[Watch]:
+    """Two runs' host links, the first with a namespace of its own, and the gate with both leases; nothing is pending.
+
+    As a run's own Watch is, and as a worker's, which listens to the runs' namespaces from elsewhere.
+    """
     for of in (SEAL_ONE, SEAL_TWO):
         host.run("ip", "link", "add", of.ifname, "type", "bridge")
         host.run("ip", "addr", "add", f"{of.gateway}/30", "dev", of.ifname)
         host.run("ip", "link", "set", of.ifname, "up")
     leases = "".join(ruleset.render_lease(of.ifname, of.sandbox, of.gateway, 8080, ttl_s=90) for of in (SEAL_ONE, SEAL_TWO))
     host.run("nft", ruleset.render_gate() + leases)
-    made = Watch()
+    made = Watch(many=request.param)
     with Inside.new("other") as other:
         for of, where in ((SEAL_ONE, inside), (SEAL_TWO, other)):
             made.add(of, where, json.loads(host.run("ip", "-j", "link", "show", of.ifname).stdout)[0]["ifindex"])
+        made.settle()
         settle(made)
         yield made
         made.close()
@@ -277,11 +284,11 @@ def settle(made: Watch) -> frozenset[str]:
     """Everything that is told until nothing comes any more."""
     found: frozenset[str] = NONE
     now = time.monotonic() + REST_S
-    while (told := made.take(now)) or is_readable(made):
-        found |= told
+    while True:
+        found |= made.take(now)
+        if made.rests_until is None and not is_readable(made):
+            return found
         now += REST_S
-    made.take(now)
-    return found
 
 
 @pytest.mark.root
@@ -361,6 +368,54 @@ def test_notifications_that_were_lost_count_as_about_everything(host: Host, watc
     host.run("ip", "-batch", str(batch))
 
     assert settle(watched) == BOTH
+
+
+@pytest.mark.root
+def test_notifications_of_a_runs_namespace_that_were_lost_are_not_passed_over(host: Host, watched: Watch, inside: Inside) -> None:
+    batch = host.directory / "batch"
+    batch.write_text("link set lo up\nlink set lo down\n" * 2000)
+
+    host.run("nsenter", f"--net=/proc/self/fd/{inside.fd}", "ip", "-batch", str(batch), pass_fds=(inside.fd,))
+
+    # Two sockets for all cannot tell whose it was.
+    assert settle(watched) in (ONE, BOTH)
+
+
+def refuse() -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("refused", [False, True])
+def test_who_watches_many_hears_of_their_namespaces_and_of_no_other(host: Host, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """By two sockets for them all; by two in each where it may not have such (CAP_NET_BROADCAST)."""
+    if refused:
+        monkeypatch.setattr(watch, "Everywhere", refuse)
+    made, opened = Watch(many=True), []
+    with contextlib.ExitStack() as held:
+        held.callback(made.close)
+        spaces = {run_id: held.enter_context(Inside.new(run_id)) for run_id in ("a", "b", "c", "never")}
+        for run_id in ("a", "b", "c"):
+            made.add(Seal(run_id=run_id), spaces[run_id], None)
+            opened.append(len(os.listdir("/proc/self/fd")))
+        settle(made)
+
+        def told(*changed: str) -> frozenset[str]:
+            for run_id, state in itertools.product(changed, ("up", "down")):
+                fd = spaces[run_id].fd
+                host.run("nsenter", f"--net=/proc/self/fd/{fd}", "ip", "link", "set", "lo", state, pass_fds=(fd,))
+            return settle(made)
+
+        assert told("never") == NONE
+        assert told("a", "c") == {"a", "c"}
+        made.remove("c")
+        made.remove("c")
+        assert told("c") == NONE
+        made.add(Seal(run_id="again"), spaces["c"], None)
+        assert told("c") == {"again"}
+        spaces.pop("b").close()
+        assert settle(made) <= {"b"}
+    assert opened[-1] - opened[0] == (4 if refused else 0)
 
 
 @pytest.mark.root
