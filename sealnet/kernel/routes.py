@@ -11,7 +11,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable, Set
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from sealnet.kernel.netlink import (
     attribute,
     attributes,
     messages,
+    stretches,
 )
 from sealnet.model.names import LINK_PREFIX
 from sealnet.model.subnets import Occupant
@@ -47,6 +49,7 @@ _IFADDRMSG = struct.Struct("=4BI")
 _IFADDR = struct.Struct("=xBBxI 2xH4s")
 """Of an ifaddrmsg prefixlen, flags and index, and its first attribute, which is IFA_ADDRESS."""
 _NEXTHOP = struct.Struct("=HBBi")
+_KIND = struct.Struct("=H")
 _U32 = struct.Struct("=I")
 
 # struct rtmsg, kinds of routes and attributes (linux/rtnetlink.h).
@@ -61,6 +64,13 @@ _TABLES = {253: "default", 254: "main", 255: "local"}
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _IFA_F_NOPREFIXROUTE = 0x200
 
+# What begins an address's attribute, as a word: RTA_TABLE and RTA_DST of a route, IFA_ADDRESS of an address.
+_ROUTE_SHAPE = {
+    7: int.from_bytes(struct.pack("=HH", 8, _TABLE), sys.byteorder),
+    9: int.from_bytes(struct.pack("=HH", 8, _DST), sys.byteorder),
+}
+_ADDRESS_SHAPE = {6: int.from_bytes(struct.pack("=HH", 8, _IFA_ADDRESS), sys.byteorder)}
+
 # struct fib_rule_hdr (linux/fib_rules.h).
 _ACTIONS = {1: "lookup", 2: "goto", 3: "nop", 6: "blackhole", 7: "unreachable", 8: "prohibit"}
 _FRA_DST, _FRA_SRC, _FRA_IIF, _FRA_GOTO, _FRA_PRIORITY, _FRA_FWMARK, _FRA_SUPPRESS_GROUP, _FRA_SUPPRESS_LENGTH = 1, 2, 3, 4, 6, 10, 13, 14
@@ -72,6 +82,8 @@ _ALL = 0xFFFF_FFFF
 
 # A route broader than this is a default in disguise: VPN clients route 0/1 and 128/1, or everything but the private ranges, piece by piece.
 _BROADEST = 8
+# Fewer messages than this are looked at one by one.
+_STRETCH = 4
 
 
 def see_taken(
@@ -135,20 +147,44 @@ def _routes(netlink: Netlink, blocks: frozenset[int], is_runs: Callable[[int], b
     taken: list[Occupant] = []
     unpack, size = _ROUTE.unpack_from, _ROUTE.size
     for datagram in netlink.dump(Message(GETROUTE, 0, _RTMSG.pack(socket.AF_INET, *[0] * 8), "list the routes")):
-        # Unrolled, since a host may have 100,000 routes. What is shorter than _ROUTE is NLMSG_DONE or a default.
-        offset, last = 0, len(datagram) - size
-        while offset <= last:
-            length, message, bits, kind, flags, first_attribute, second_attribute, destination = unpack(datagram, offset)
-            end = offset + ((length + 3) & ~3)
+        # Unrolled, since a host may have 100,000 routes.
+        for begin, end in _others(datagram, _ROUTE_SHAPE, frozenset() if is_runs else blocks):
+            # What is shorter is NLMSG_DONE or a default.
+            if end - begin < size:
+                continue
+            _length, message, bits, kind, flags, first_attribute, second_attribute, destination = unpack(datagram, begin)
             # A null route as narrow as a run's own would win over it; a broader one loses to it. A cloned one is a cache entry.
             if message == NEWROUTE and bits >= _BROADEST and (kind not in _NULL or bits >= 30) and not flags & _CLONED:
                 if first_attribute != _TABLE or second_attribute != _DST:
-                    destination = attributes(datagram[offset:end], 16 + _RTMSG.size)[_DST]
+                    destination = attributes(datagram[begin:end], 16 + _RTMSG.size)[_DST]
                 first = int.from_bytes(destination, "big")
-                if bits < 30 or first >> 2 not in blocks or (is_runs and not is_runs(_u32(attributes(datagram[offset:end], 28).get(_OIF)))):
-                    taken.append(Occupant(first, first | _ALL >> bits, _Route(datagram[offset:end])))
-            offset = end
+                if bits < 30 or first >> 2 not in blocks or (is_runs and not is_runs(_u32(attributes(datagram[begin:end], 28).get(_OIF)))):
+                    taken.append(Occupant(first, first | _ALL >> bits, _Route(datagram[begin:end])))
     return taken
+
+
+def _others(datagram: bytes, shape: Mapping[int, int], blocks: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """Where each message of a datagram begins and ends, but those of runs' `blocks`: a thousand runs have 4,000, of a few kinds and
+    lengths, so only some words of a stretch of them are looked at.
+
+    Those have the words of `shape` (by place), an address of a block in the word behind the last of these, and a prefix length that is no
+    broader than a block.
+    """
+    place = max(shape) + 1
+    for offset, words, width in stretches(datagram):
+        length, is_long = 4 * width, len(words) >= _STRETCH * width
+        if blocks and is_long and width > place and all(set(words[at::width]) == {word} for at, word in shape.items()):
+            # Of an rtmsg and an ifaddrmsg the second byte is the prefix length.
+            heads = words[4::width].tolist()
+            narrow = {head for head in set(heads) if _U32.pack(head)[1] >= 30}
+            addresses = array("I", words[place::width].tobytes())
+            if sys.byteorder == "little":
+                addresses.byteswap()
+            each = zip(range(offset, offset + 4 * len(words), length), heads, addresses, strict=True)
+            yield from [(begin, begin + length) for begin, head, address in each if address >> 2 not in blocks or head not in narrow]
+        else:
+            for begin in range(offset, offset + 4 * len(words), length):
+                yield begin, begin + length
 
 
 def see_broad(netlink: Netlink) -> list[str]:
@@ -205,22 +241,24 @@ def _hops(body: bytes) -> list[str]:
 def _addresses(netlink: Netlink, blocks: frozenset[int], is_runs: Callable[[int], bool] | None = None) -> list[Occupant]:
     taken: list[Occupant] = []
     for datagram in netlink.dump(Message(GETADDR, 0, _IFADDRMSG.pack(socket.AF_INET, 0, 0, 0, 0), "list the addresses")):
-        for kind, _flags, _sequence, body in messages(datagram):
-            if kind == NEWADDR:
-                bits, short_flags, index, first_attribute, address = _IFADDR.unpack_from(body)
-                # IFA_ADDRESS is the far end of a point-to-point link, else the same as IFA_LOCAL.
-                in_run = first_attribute == _IFA_ADDRESS and bits >= 30 and int.from_bytes(address, "big") >> 2 in blocks
-                if in_run and (is_runs is None or is_runs(index)):
-                    continue
-                found = attributes(body, _IFADDRMSG.size)
-                near, far = (int.from_bytes(found.get(end, address), "big") for end in (_IFA_LOCAL, _IFA_ADDRESS))
-                # The network of an address is a route only while its link is up, yet it is in use; unless it was told to be no route.
-                whole = bits >= _BROADEST and not (short_flags | _u32(found.get(_IFA_FLAGS))) & _IFA_F_NOPREFIXROUTE
-                hosts = _ALL >> bits if whole else 0
-                why = _Address(near, far, bits, index)
-                taken.append(Occupant(far & ~hosts, far | hosts, why))
-                if near | hosts != far | hosts:
-                    taken.append(Occupant(near, near, why))
+        for begin, end in _others(datagram, _ADDRESS_SHAPE, frozenset() if is_runs else blocks):
+            if _KIND.unpack_from(datagram, begin + 4)[0] != NEWADDR:
+                continue
+            body = datagram[begin + 16 : end]
+            bits, short_flags, index, first_attribute, address = _IFADDR.unpack_from(body)
+            # IFA_ADDRESS is the far end of a point-to-point link, else the same as IFA_LOCAL.
+            in_run = first_attribute == _IFA_ADDRESS and bits >= 30 and int.from_bytes(address, "big") >> 2 in blocks
+            if in_run and (is_runs is None or is_runs(index)):
+                continue
+            found = attributes(body, _IFADDRMSG.size)
+            near, far = (int.from_bytes(found.get(end, address), "big") for end in (_IFA_LOCAL, _IFA_ADDRESS))
+            # The network of an address is a route only while its link is up, yet it is in use; unless it was told to be no route.
+            whole = bits >= _BROADEST and not (short_flags | _u32(found.get(_IFA_FLAGS))) & _IFA_F_NOPREFIXROUTE
+            hosts = _ALL >> bits if whole else 0
+            why = _Address(near, far, bits, index)
+            taken.append(Occupant(far & ~hosts, far | hosts, why))
+            if near | hosts != far | hosts:
+                taken.append(Occupant(near, near, why))
     return taken
 
 

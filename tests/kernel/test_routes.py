@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sealnet.errors import CannotSeal, KernelRefused, PoolExhausted
 from sealnet.kernel import netlink, routes
@@ -417,6 +419,41 @@ def test_a_route_is_read_whatever_the_order_of_its_attributes() -> None:
 
     assert ranges(taken) == {span("10.3.0.0/16")}
     assert str(taken[0].why) == "10.3.0.0/16 dev if9999, table 75"
+
+
+_RUNS = tuple(Occupant.of(IPv4Network(prefix), "a run", own=True) for prefix in ("198.18.0.0/30", "198.18.0.8/30", "10.1.0.4/30"))
+_PREFIXES = (
+    "198.18.0.0/30", "198.18.0.1/32", "198.18.0.3/32", "198.18.0.0/29", "198.18.0.8/31", "198.18.0.4/30", "198.0.0.0/15", "10.1.0.4/30",
+    "10.1.0.0/24", "10.1.0.8/32", "172.16.0.0/12", "192.168.7.0/24",
+)  # fmt: skip
+
+
+def is_a_runs(prefix: str) -> bool:
+    network = IPv4Network(prefix)
+    return network.prefixlen >= 30 and any(run.first <= int(network[0]) <= run.last for run in _RUNS)
+
+
+@given(told=st.lists(st.tuples(st.sampled_from(_PREFIXES), st.integers(1, 9), st.integers(0, 2)), max_size=12))
+def test_routes_and_addresses_of_runs_are_left_out_wherever_they_stand(told: list[tuple[str, int, int]]) -> None:
+    """A stretch of messages of one length is looked at by some of its words, shorter ones message by message: the answer is the same."""
+    both: list[list[bytes]] = [[], []]
+    for prefix, times, more in told:
+        first = IPv4Network(prefix).network_address.packed
+        table, link = (15, struct.pack("=I", 254)), (4, struct.pack("=I", 9))
+        # The other way round, and with what makes it longer.
+        attributes = [(1, first), table] if more == 2 else [table, (1, first)]
+        both[0] += [message(24, route(prefix, *attributes, *[link] * more))] * times
+        body = struct.pack("=4BI", 2, IPv4Network(prefix).prefixlen, 0, 0, 9) + struct.pack("=HH", 8, 1) + first
+        both[1] += [message(20, body + struct.pack("=HH", 8, 2) + first + struct.pack("=HHI", 8, 8, 0x200) * more)] * times
+    dumps = [[b"".join(part), DONE] if part else [DONE] for part in both]
+
+    asking = Netlink()
+    asking.close()
+    asking._socket = Scripted(*dumps)  # type: ignore[assignment]
+    taken = routes.see_taken(asking, NOWHERE, runs=_RUNS, upstreams=NOWHERE)
+
+    others = {span(prefix) for prefix, _times, _more in told if not is_a_runs(prefix)}
+    assert {found for found in ranges(taken) if found in {span(prefix) for prefix in _PREFIXES}} == others
 
 
 def test_a_cached_exception_is_no_route() -> None:
