@@ -149,18 +149,18 @@ def _own(state: State) -> tuple[str | None, tuple[str, ...] | None]:
 
 def _routed(state: State, config: Config) -> dict[str, Any]:
     """What the host routes, as far as the pool goes."""
-    own = [Occupant.of(subnet, f"run {run_id}", own=True) for subnet, run_id in state.reservations().items()]
+    runs = frozenset(int(subnet.network_address) >> 2 for subnet in state.reservations())
     told: dict[str, Any] = {"pool": ", ".join(map(str, config.pool))}
     try:
         with Netlink() as netlink:
-            taken = routes.see_taken(netlink, runs=own)
+            taken = routes.see_taken(netlink, runs)
             told["broad"] = tuple(routes.see_broad(netlink))
             told["rules"] = tuple(str(rule) for rule in routes.bending(routes.see_rules(netlink), config.pool))
         # A peer or a resolver in the pool is passed over, and not worth a word.
         wide = [one for one in taken if one.last - one.first >= _WIDE]
         covering = [one for one in wide if any(_overlap(one, prefix) for prefix in config.pool)]
         told["covering"] = tuple(dict.fromkeys(str(one.why) for one in sorted(covering, key=lambda one: one.first - one.last)))
-        told["free"] = str(first_free(config.pool, [*own, *taken], max_runs=config.max_runs))
+        told["free"] = str(first_free(config.pool, taken, runs, max_runs=config.max_runs))
     except PoolExhausted as error:
         told["exhausted"], told["exhausted_hint"] = error.message, error.hint or ""
     except (SealnetError, OSError) as error:

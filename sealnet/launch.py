@@ -29,7 +29,7 @@ from sealnet.model.config import Config
 from sealnet.model.plan import Plan, Seal, User
 from sealnet.model.policy import Confinement
 from sealnet.model.record import Record
-from sealnet.model.subnets import Occupant, first_free
+from sealnet.model.subnets import first_free
 from sealnet.model.view import cwd_is_bound
 from sealnet.records import State
 from sealnet.running import OWN, STREAMS, Run, Streams, Ways
@@ -232,12 +232,12 @@ def _allocate(run: Run) -> tuple[Seal, list[str]]:
     state, plan, config = run.claim.state, run.plan, run.config
     with state.allocating():
         reserved = state.reserved()
-        own = [Occupant(first, first | 3, "a run", own=True) for first in reserved]
+        runs = frozenset([first >> 2 for first in reserved])
         try:
-            subnet = first_free(config.pool, [*own, *run.host.see_taken(own)], max_runs=config.max_runs)
+            subnet = first_free(config.pool, run.host.see_taken(runs), runs, max_runs=config.max_runs)
         except PoolExhausted:
             # Perhaps by what has gone meanwhile.
-            subnet = first_free(config.pool, [*own, *run.host.see_taken_anew(own)], max_runs=config.max_runs)
+            subnet = first_free(config.pool, run.host.see_taken_anew(runs), runs, max_runs=config.max_runs)
         state.reserve(subnet, plan.run_id)
     gateway = str(subnet.network_address + 1)
     ports = [port for port in range(config.door_ports[0], config.door_ports[1] + 1) if port != plan.lease_port]

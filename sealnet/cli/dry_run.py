@@ -9,7 +9,7 @@ from ipaddress import IPv4Network
 import click
 
 from sealnet import request
-from sealnet.kernel.host import Host, subnet_occupant
+from sealnet.kernel.host import Host
 from sealnet.model import lock, names, ruleset
 from sealnet.model.plan import Plan, Seal
 from sealnet.model.subnets import first_free
@@ -24,8 +24,8 @@ def show(plan: Plan, *, as_json: bool) -> int:
     subnet: IPv4Network | None = None
     if plan.is_leased:
         host = Host(state.path, "dry-run")
-        own = [subnet_occupant(held, holder) for held, holder in state.reservations().items()]
-        subnet = first_free(config.pool, [*own, *host.see_taken(own)], max_runs=config.max_runs)
+        runs = frozenset(int(held.network_address) >> 2 for held in state.reservations())
+        subnet = first_free(config.pool, host.see_taken(runs), runs, max_runs=config.max_runs)
         host.close()
     # A door's port is the kernel's choice when the run starts; a number from the documentation stands for it.
     relay, proxy = (_RELAY if plan.broker is not None else plan.lease_port), (_PROXY if plan.allow else None)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address
 from itertools import chain
 from pathlib import Path
 
@@ -48,11 +48,11 @@ class Host:
 
     # Looking
 
-    def see_taken(self, runs: list[Occupant]) -> list[Occupant]:
-        """Every IPv4 range in use; `runs` are the reservations, whose own links are left out."""
-        return routes.see_taken(self.netlink, runs=runs)
+    def see_taken(self, runs: frozenset[int]) -> list[Occupant]:
+        """Every IPv4 range in use, but what lies within the `runs`' blocks."""
+        return routes.see_taken(self.netlink, runs)
 
-    def see_taken_anew(self, runs: list[Occupant]) -> list[Occupant]:
+    def see_taken_anew(self, runs: frozenset[int]) -> list[Occupant]:
         """The same where `see_taken` may count what has gone meanwhile."""
         return self.see_taken(runs)
 
@@ -396,10 +396,6 @@ class Host:
             if names.netns(run_id) in link.altnames and words[:2] == ["sealnet", run_id] and words[2:3] != [self.tag]:
                 return link.name
         return None
-
-
-def subnet_occupant(subnet: IPv4Network, run_id: str) -> Occupant:
-    return Occupant.of(subnet, f"run {run_id}", own=True)
 
 
 def _kill_inside(inode: int) -> None:

@@ -87,15 +87,14 @@ _STRETCH = 4
 
 
 def see_taken(
-    netlink: Netlink, resolv_conf: str | Path = RESOLV_CONF, *, runs: Iterable[Occupant] = (), upstreams: str | Path = UPSTREAMS
+    netlink: Netlink, blocks: frozenset[int] = frozenset(), *, resolv_conf: str | Path = RESOLV_CONF, upstreams: str | Path = UPSTREAMS
 ) -> list[Occupant]:
     """Every IPv4 range in use on this host: the routes of all tables, the local addresses, the resolvers.
 
-    Tables that no rule refers to count: a VPN client may add its rule later. What lies within the /30 of one of `runs` is that run's own
+    Tables that no rule refers to count: a VPN client may add its rule later. What lies within one of the runs' `blocks` is that run's own
     link and is left out, so that a thousand runs cost little. The name of a link is looked up when a `why` is shown, by the thread that
     shows it.
     """
-    blocks = frozenset(run.first >> 2 for run in runs)
     return [*_routes(netlink, blocks), *_addresses(netlink, blocks), *see_resolvers(resolv_conf, upstreams)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Iterable
 
 from sealnet.kernel import netlink, routes
 from sealnet.kernel.netlink import Netlink
@@ -33,9 +32,8 @@ class Taken:
         self._ranges: frozenset[tuple[int, int]] = frozenset()
         self._until = 0.0
 
-    def see(self, nl: Netlink, runs: Iterable[Occupant], *, anew: bool = False) -> list[Occupant]:
+    def see(self, nl: Netlink, blocks: frozenset[int], *, anew: bool = False) -> list[Occupant]:
         """As `sealnet.kernel.routes.see_taken`; `anew`, or else perhaps with what has gone since."""
-        blocks = frozenset(run.first >> 2 for run in runs)
         if self._socket is None:
             self._socket = _listen()
         # What is heard is not heard again: should anything fail from here on, everything is read anew the next time.

@@ -6,7 +6,7 @@ Everything is counted in blocks: block n is the /30 that begins at address 4n.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from ipaddress import IPv4Network
 from typing import NamedTuple, Self
 
@@ -34,14 +34,10 @@ class Occupant(NamedTuple):
     first: int
     last: int
     why: object
-    own: bool = False
-    """A reservation of a sealnet run. What lies within its /30 (the run's own address and routes) is not counted as the host's."""
 
     @classmethod
-    def of(cls, prefix: IPv4Network, why: object, *, own: bool = False) -> Self:
-        first = int(prefix.network_address)
-        # Of every run that lives, at each start: broadcast_address would take most of the time.
-        return cls(first, first | (1 << 32 - prefix.prefixlen) - 1, why, own)
+    def of(cls, prefix: IPv4Network, why: object) -> Self:
+        return cls(int(prefix.network_address), int(prefix.broadcast_address), why)
 
 
 def parse_pool(values: Sequence[str]) -> tuple[IPv4Network, ...]:
@@ -115,16 +111,17 @@ def at(index: int, pool: Sequence[IPv4Network]) -> IPv4Network:
     raise IndexError(index)
 
 
-def first_free(pool: Sequence[IPv4Network], taken: Iterable[Occupant], *, max_runs: int) -> IPv4Network:
-    """The first /30 of the pool's walk that overlaps nothing in `taken`; PoolExhausted says who holds the pool."""
-    taken = list(taken)
-    runs = {occupant.first >> 2 for occupant in taken if occupant.own}
+def first_free(pool: Sequence[IPv4Network], taken: Sequence[Occupant], runs: Set[int], *, max_runs: int) -> IPv4Network:
+    """The first /30 of the pool's walk that overlaps nothing in `taken` and is none of the `runs`' blocks; PoolExhausted says who holds it.
+
+    What lies within a run's block (its own address and routes) is not counted as the host's.
+    """
     if len(runs) >= max_runs:
         raise PoolExhausted(
             f"cannot allocate a /30 from {_text(pool)}: {len(runs)} runs are live, and max_runs is {max_runs}",
             hint=f"end some (sealnet ls lists them), or set max_runs in {_CONFIG}",
         )
-    busy = _Blocks(taken)
+    busy = _Blocks(taken, runs)
     for walk in _walks(pool):
         block = busy.first_free(walk)
         if block is not None:
@@ -135,12 +132,12 @@ def first_free(pool: Sequence[IPv4Network], taken: Iterable[Occupant], *, max_ru
 class _Blocks:
     """Occupied blocks, as sorted ranges that neither overlap nor touch: past the end of one, the next block is free."""
 
-    def __init__(self, taken: Iterable[Occupant]) -> None:
+    def __init__(self, taken: Iterable[Occupant], runs: Iterable[int] = ()) -> None:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
         end = -2
         # One int per range sorts in half the time of a pair. A kernel's dump is nearly in order, which the sort makes use of.
-        for both in sorted([(first >> 2) << 32 | last >> 2 for first, last, _why, _own in taken]):
+        for both in sorted([*((first >> 2) << 32 | last >> 2 for first, last, _why in taken), *[block << 32 | block for block in runs]]):
             first, last = both >> 32, both & 0xFFFF_FFFF
             if first > end + 1:
                 self._firsts.append(first)
@@ -164,10 +161,10 @@ class _Blocks:
         return sum(min(self._lasts[i] + 1, walk.stop) - max(self._firsts[i], walk.start) for i in range(begin, end))
 
 
-def _exhausted(pool: Sequence[IPv4Network], taken: Sequence[Occupant], runs: set[int], busy: _Blocks) -> PoolExhausted:
+def _exhausted(pool: Sequence[IPv4Network], taken: Sequence[Occupant], runs: Set[int], busy: _Blocks) -> PoolExhausted:
     """Who holds the pool: the host and the runs are counted apart, each block once, and the host's first."""
     walks = list(_walks(pool))
-    hosts = [o for o in taken if not o.own and not (o.first >> 2 == o.last >> 2 and o.first >> 2 in runs)]
+    hosts = [o for o in taken if not (o.first >> 2 == o.last >> 2 and o.first >> 2 in runs)]
     size, held = sum(map(len, walks)), sum(map(_Blocks(hosts).count, walks))
     cannot = f"cannot allocate a /30 from {_text(pool)}"
     if not held:

@@ -68,11 +68,11 @@ class SharedHost(Host):
         """See it as before."""
         self._own.host = before
 
-    def see_taken(self, runs: list[Occupant]) -> list[Occupant]:
+    def see_taken(self, runs: frozenset[int]) -> list[Occupant]:
         """By whoever holds the lock under which subnets are reserved."""
         return self._taken.see(self.netlink, runs)
 
-    def see_taken_anew(self, runs: list[Occupant]) -> list[Occupant]:
+    def see_taken_anew(self, runs: frozenset[int]) -> list[Occupant]:
         return self._taken.see(self.netlink, runs, anew=True)
 
     def grant(self, seal: Seal, *, ttl_s: int) -> bool:

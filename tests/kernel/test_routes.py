@@ -30,6 +30,10 @@ NOWHERE = Path("/nonexistent")
 pytestmark = [pytest.mark.root, pytest.mark.tool("ip")]
 
 
+def blocks(*prefixes: str) -> frozenset[int]:
+    return frozenset(int(IPv4Network(prefix).network_address) >> 2 for prefix in prefixes)
+
+
 class Host:
     """A network namespace with a LAN, 192.168.77.1/24 on lan0."""
 
@@ -53,8 +57,8 @@ class Host:
     def index(self, link: str) -> int:
         return self.inside.call(socket.if_nametoindex, link)
 
-    def taken(self, resolv_conf: Path = NOWHERE, *, runs: tuple[Occupant, ...] = ()) -> list[Occupant]:
-        return routes.see_taken(self.netlink, resolv_conf, runs=runs, upstreams=NOWHERE)
+    def taken(self, resolv_conf: Path = NOWHERE, *, runs: frozenset[int] = frozenset()) -> list[Occupant]:
+        return routes.see_taken(self.netlink, runs, resolv_conf=resolv_conf, upstreams=NOWHERE)
 
     def whys(self, prefix: str) -> list[str]:
         """What is said of the ranges that overlap a prefix."""
@@ -65,11 +69,11 @@ class Host:
         return self.inside.call(str, value.why if isinstance(value, Occupant) else value)
 
     def free(self, pool: tuple[IPv4Network, ...] = TEN, resolv_conf: Path = NOWHERE) -> str:
-        return str(first_free(pool, self.taken(resolv_conf), max_runs=9))
+        return str(first_free(pool, self.taken(resolv_conf), frozenset(), max_runs=9))
 
-    def refusal(self, pool: tuple[IPv4Network, ...], taken: list[Occupant]) -> str:
+    def refusal(self, pool: tuple[IPv4Network, ...], taken: list[Occupant], runs: frozenset[int] = frozenset()) -> str:
         with pytest.raises(PoolExhausted) as caught:
-            self.inside.call(lambda: first_free(pool, taken, max_runs=9))
+            self.inside.call(lambda: first_free(pool, taken, runs, max_runs=9))
         return caught.value.message
 
 
@@ -263,9 +267,9 @@ def test_the_resolvers_behind_a_local_stub_are_avoided(host: Host, tmp_path: Pat
     stub.write_text("nameserver 10.1.0.5\nnameserver 127.0.0.53\n")
     upstreams.write_text("nameserver 10.1.0.1\n")
 
-    taken = routes.see_taken(host.netlink, stub, upstreams=upstreams)
+    taken = routes.see_taken(host.netlink, resolv_conf=stub, upstreams=upstreams)
 
-    assert str(first_free(TEN, taken, max_runs=9)) == "10.1.0.8/30"
+    assert str(first_free(TEN, taken, frozenset(), max_runs=9)) == "10.1.0.8/30"
 
 
 def test_resolvers_that_cannot_be_read_are_no_guess(host: Host, tmp_path: Path) -> None:
@@ -276,23 +280,21 @@ def test_resolvers_that_cannot_be_read_are_no_guess(host: Host, tmp_path: Path) 
 def test_a_runs_own_link_is_left_out_and_a_strangers_is_not(host: Host) -> None:
     for n, link in enumerate(("sealaaa", "sealbbb")):
         host.batch(f"link add {link} type veth peer name p{n}", f"address add 198.18.0.{4 * n + 1}/30 dev {link}", f"link set {link} up")
-    idle = host.taken(runs=tuple(Occupant.of(IPv4Network(p), "run", own=True) for p in ("198.18.0.0/30", "198.18.0.4/30")))
-    run = Occupant.of(IPv4Network("198.18.0.0/30"), "run job-1", own=True)
+    idle = host.taken(runs=blocks("198.18.0.0/30", "198.18.0.4/30"))
+    run = blocks("198.18.0.0/30")
 
-    taken = host.taken(runs=(run,))
+    taken = host.taken(runs=run)
 
     assert ranges(taken) - ranges(idle) == {span(p) for p in ("198.18.0.4/30", "198.18.0.5/32", "198.18.0.7/32")}
-    assert host.refusal((IPv4Network("198.18.0.0/29"),), [run, *taken]).endswith(
+    assert host.refusal((IPv4Network("198.18.0.0/29"),), taken, run).endswith(
         ": the host routes 1 of its 2 (198.18.0.4/30 dev sealbbb, table main), and 1 live run holds the rest"
     )
-    assert "1 of its 2" in host.refusal((IPv4Network("198.18.0.0/29"),), [run, *host.taken()])
+    assert "1 of its 2" in host.refusal((IPv4Network("198.18.0.0/29"),), host.taken(), run)
 
 
 def test_what_is_broader_than_a_run_is_never_its_own(host: Host) -> None:
     host.batch("address add 198.18.0.1/24 dev lan0", "route add 198.18.0.0/20 via 192.168.77.2")
-    run = Occupant.of(IPv4Network("198.18.0.0/30"), "run job-1", own=True)
-
-    told = {host.text(occupant) for occupant in host.taken(runs=(run,))}
+    told = {host.text(occupant) for occupant in host.taken(runs=blocks("198.18.0.0/30"))}
 
     expected = {"198.18.0.0/20 via 192.168.77.2, table main", "198.18.0.0/24 dev lan0, table main", "address 198.18.0.1/24 on lan0"}
     assert expected <= told
@@ -362,7 +364,7 @@ def read(*dumps: list[bytes]) -> tuple[list[Occupant], list[int]]:
     asking, script = Netlink(), Scripted(*dumps)
     asking.close()
     asking._socket = script  # type: ignore[assignment]
-    return routes.see_taken(asking, NOWHERE, upstreams=NOWHERE), script.asked
+    return routes.see_taken(asking, resolv_conf=NOWHERE, upstreams=NOWHERE), script.asked
 
 
 @pytest.mark.parametrize("where", ["route", "done"])
@@ -395,7 +397,7 @@ def test_an_answer_that_does_not_fit_is_not_used_in_part() -> None:
     asking.close()
     asking._socket = Long()  # type: ignore[assignment]
     with pytest.raises(KernelRefused, match="cannot read an answer of the kernel's: it has 70000 bytes"):
-        routes.see_taken(asking, NOWHERE, upstreams=NOWHERE)
+        routes.see_taken(asking, resolv_conf=NOWHERE, upstreams=NOWHERE)
 
 
 class Long(Scripted):
@@ -421,7 +423,7 @@ def test_a_route_is_read_whatever_the_order_of_its_attributes() -> None:
     assert str(taken[0].why) == "10.3.0.0/16 dev if9999, table 75"
 
 
-_RUNS = tuple(Occupant.of(IPv4Network(prefix), "a run", own=True) for prefix in ("198.18.0.0/30", "198.18.0.8/30", "10.1.0.4/30"))
+_RUNS = ("198.18.0.0/30", "198.18.0.8/30", "10.1.0.4/30")
 _PREFIXES = (
     "198.18.0.0/30", "198.18.0.1/32", "198.18.0.3/32", "198.18.0.0/29", "198.18.0.8/31", "198.18.0.4/30", "198.0.0.0/15", "10.1.0.4/30",
     "10.1.0.0/24", "10.1.0.8/32", "172.16.0.0/12", "192.168.7.0/24",
@@ -430,7 +432,7 @@ _PREFIXES = (
 
 def is_a_runs(prefix: str) -> bool:
     network = IPv4Network(prefix)
-    return network.prefixlen >= 30 and any(run.first <= int(network[0]) <= run.last for run in _RUNS)
+    return network.prefixlen >= 30 and int(network[0]) >> 2 in blocks(*_RUNS)
 
 
 @given(told=st.lists(st.tuples(st.sampled_from(_PREFIXES), st.integers(1, 9), st.integers(0, 2)), max_size=12))
@@ -450,7 +452,7 @@ def test_routes_and_addresses_of_runs_are_left_out_wherever_they_stand(told: lis
     asking = Netlink()
     asking.close()
     asking._socket = Scripted(*dumps)  # type: ignore[assignment]
-    taken = routes.see_taken(asking, NOWHERE, runs=_RUNS, upstreams=NOWHERE)
+    taken = routes.see_taken(asking, blocks(*_RUNS), resolv_conf=NOWHERE, upstreams=NOWHERE)
 
     others = {span(prefix) for prefix, _times, _more in told if not is_a_runs(prefix)}
     assert {found for found in ranges(taken) if found in {span(prefix) for prefix in _PREFIXES}} == others

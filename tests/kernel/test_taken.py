@@ -19,8 +19,8 @@ pytestmark = pytest.mark.root
 BLOCK, NEXT = IPv4Network("198.18.0.0/30"), IPv4Network("198.18.0.4/30")
 
 
-def own(*blocks: IPv4Network) -> list[Occupant]:
-    return [Occupant.of(block, "a run", own=True) for block in blocks]
+def own(*blocks: IPv4Network) -> frozenset[int]:
+    return frozenset(int(block.network_address) >> 2 for block in blocks)
 
 
 class Desk:
@@ -40,7 +40,7 @@ class Desk:
         return {(one.first, one.last) for one in self.taken.see(self.nl, own(*blocks), anew=anew)}
 
     def whole(self, *blocks: IPv4Network) -> set[tuple[int, int]]:
-        return {(one.first, one.last) for one in routes.see_taken(self.nl, runs=own(*blocks))}
+        return {(one.first, one.last) for one in routes.see_taken(self.nl, own(*blocks))}
 
 
 @pytest.fixture
