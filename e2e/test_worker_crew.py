@@ -183,6 +183,22 @@ def test_there_are_never_more_of_them_than_there_may_be(host: Host) -> None:
     in_worker(host, story, crew=2)
 
 
+def test_of_the_connections_of_a_burst_a_few_are_kept_and_with_the_others_go_their_threads(host: Host) -> None:
+    async def story(runs: Runs) -> None:
+        names = [f"burst-{number}" for number in range(3 * crew._IDLE)]
+        await asyncio.gather(*(runs.launch(plan(name, "sleep", "60"), owner=OWNER, streams=QUIET) for name in names))
+        ends = [runs.wait(name) for name in names]
+        await asyncio.gather(*(runs.kill(name) for name in names))
+        await asyncio.gather(*ends)
+        (member,) = runs.crew._members
+        # As many as may be kept: there were more.
+        assert len(member.idle) == crew._IDLE
+        # And its own, and those of a Host.
+        wait_for(lambda: len(os.listdir(f"/proc/{member.pid}/task")) <= crew._IDLE + 3, what="the others have ended")
+
+    in_worker(host, story, crew=1)
+
+
 def test_those_that_die_while_they_do_nothing_are_replaced_once(host: Host) -> None:
     """Whoever sees it first ends them: what is closed twice may be another's by then."""
 

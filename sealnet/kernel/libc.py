@@ -155,6 +155,12 @@ def use_one_arena() -> None:
         _libc.mallopt(ctypes.c_int(-1), ctypes.c_int(1 << 16))
 
 
+def give_back_memory() -> None:
+    """malloc_trim(3), where the C library is glibc: what is free between what is in use."""
+    with contextlib.suppress(AttributeError):
+        _libc.malloc_trim(ctypes.c_size_t(0))
+
+
 def socket_option(fd: int, level: int, option: int, buffer: bytearray) -> None:
     """getsockopt(2) with a buffer that also tells what is asked, which Python's own has no room for."""
     raw = (ctypes.c_char * len(buffer)).from_buffer(buffer)

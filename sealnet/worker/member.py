@@ -22,7 +22,7 @@ from typing import Any
 from sealnet import ended as ends
 from sealnet.ended import Ended
 from sealnet.errors import Interrupted
-from sealnet.kernel import identity, messages
+from sealnet.kernel import identity, libc, messages
 from sealnet.model.version import VERSION
 from sealnet.records import State
 from sealnet.running import Run, Streams
@@ -35,6 +35,8 @@ from sealnet.worker.shared import SharedHost
 NAME = "sealnet-crew"
 _CODE_S = 5.0
 _MOST_CODES = 4096
+# Once nothing has begun or ended for so long, what was allocated meanwhile is given back.
+_RESTS_MS = 1000
 
 
 class _Last:
@@ -74,8 +76,12 @@ class Member:
         poller = select.poll()
         for fd in (self._control.fileno(), woken):
             poller.register(fd, select.POLLIN)
+        has_worked = False
         while True:
-            ready = {fd for fd, _ in poller.poll()}
+            ready = {fd for fd, _ in poller.poll(_RESTS_MS if has_worked else None)}
+            has_worked = bool(ready)
+            if not has_worked:
+                libc.give_back_memory()
             if woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(woken, 4096)
