@@ -12,13 +12,14 @@ from pathlib import Path
 
 from scripts.benchmarks import peers
 from scripts.benchmarks.figures import in_turns
-from scripts.benchmarks.lab import SEALNET, broker
+from scripts.benchmarks.lab import PACKAGED, SEALNET, a_worker, broker
 from scripts.benchmarks.peers import Missing, Peer, Ptp
 from scripts.benchmarks.result import Effort, Result
 
 _WRAPPER = str(Path(__file__).parents[1] / "sealnet")
 _CNI = "CNI ptp: ADD and DEL of a namespace"
 SRT = "sandbox-runtime (srt)"
+_ITSELF, _BY_WORKER = ("run", "--worker", "never"), ("run", "--worker", "always")
 
 
 def measure(effort: Effort) -> Result:
@@ -38,12 +39,16 @@ def measure(effort: Effort) -> Result:
             found.append(get())
         except Missing as error:
             result.missing[name] = str(error)
-    with broker() as port:
+    with broker() as port, a_worker():
         measures: dict[str, Callable[[], dict[str, float]]] = {}
+        severed, sealed = ["--", "true"], ["--lease-port", str(port), "--", "true"]
         for name, argv in (
-            ("sealnet run, severed", [SEALNET, "run", "--", "true"]),
-            ("sealnet run, sealed", [SEALNET, "run", "--lease-port", str(port), "--", "true"]),
-            ("scripts/sealnet run, sealed", [_WRAPPER, "run", "--lease-port", str(port), "--", "true"]),
+            ("sealnet run, severed", [*PACKAGED, *_ITSELF, *severed]),
+            ("sealnet run, sealed", [*PACKAGED, *_ITSELF, *sealed]),
+            ("sealnet run of a worker, severed", [*PACKAGED, *_BY_WORKER, *severed]),
+            ("sealnet run of a worker, sealed", [*PACKAGED, *_BY_WORKER, *sealed]),
+            ("scripts/sealnet run, sealed", [_WRAPPER, *_ITSELF, *sealed]),
+            ("sealnet run, sealed, by pip's entry point", [SEALNET, *_ITSELF, *sealed]),
         ):
             measures[name] = partial(_wall, name, argv)
         for peer in found:
@@ -60,6 +65,7 @@ def measure(effort: Effort) -> Result:
     for name, values in told.items():
         group.add(name, values, control=None if name == control else control)
     result.notes += [f"{peer.name}: version {peer.version}." for peer in found]
+    result.notes.append("sealnet is started as the package starts it (python3 -IS), but for the last row of its own.")
     result.notes.append(f"Ratios are to {SRT}, the rootless tool that is used most, with its defaults (nothing may be reached).")
     return result
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scripts.benchmarks.lab import SEALNET, spawned
+from scripts.benchmarks.lab import SEALNET, a_worker
 from scripts.benchmarks.result import Effort, Result
 from sealnet import asking, client
 
 _SLEEP = ("sleep", "3600")
 _RUNS, _QUICK_RUNS = 1000, 8
 _BURST, _QUICK_BURST, _WIDTH = 64, 4, 16
-_BEGINS_S, _RESTS_S = 30.0, 2.0
+_RESTS_S = 2.0
 
 
 def measure(effort: Effort, result: Result, port: int) -> None:
     count, burst = (_QUICK_RUNS, _QUICK_BURST) if effort.quick else (_RUNS, _BURST)
     group = result.group("memory of a worker and its crew (PSS)")
-    with spawned([SEALNET, "worker"], stderr=subprocess.DEVNULL) as worker:
+    with a_worker() as worker:
         path = client.path(os.environ)
-        _wait(lambda: os.path.exists(path))
 
         def launch(number: int) -> None:
             given = {"run_id": f"kept-{number}", "lease_port": port, "cwd": "/", "environ": {"PATH": "/usr/bin:/bin"}}
@@ -53,20 +51,10 @@ def measure(effort: Effort, result: Result, port: int) -> None:
             list(pool.map(launch, range(burst, burst + count)))
         group.add(f"each of {count:,} runs that live", [(pss() - alone) / count / 1024], unit="kB")
         _reap_all()
-        worker.terminate()
-        worker.wait()
 
 
 def _reap_all() -> None:
     subprocess.run([SEALNET, "reap", "--all"], check=True, stdout=subprocess.DEVNULL)
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _BEGINS_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError("the worker did not begin")
-        time.sleep(0.02)
 
 
 def _below(pid: int) -> list[int]:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sealnet import client, request
 from sealnet import launch as launching
-from sealnet import request
 from sealnet.kernel import cgroup, libc
 from sealnet.kernel.host import Host
 from sealnet.kernel.process import tool
@@ -25,6 +25,8 @@ from sealnet.running import Run, Streams
 
 PYTHON = sys.executable
 SEALNET = str(Path(sys.executable).with_name("sealnet"))
+# As the package starts it: without site-packages' .pth files, and what those do on this machine.
+PACKAGED = (PYTHON, "-IS", str(Path(__file__).parents[1] / "start.py"))
 PORT = 8080
 
 # It says that it runs, and stays.
@@ -39,6 +41,8 @@ BWRAP = (
 )
 # Held runs are not renewed.
 CONFIG = Config(lease_ttl_s=86400, max_runs=65536)
+
+_BEGINS_S = 30.0
 
 SILENT = Streams(subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)
 
@@ -121,6 +125,25 @@ def spawned(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _BEGINS_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {_BEGINS_S:g} s: {what}")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def a_worker() -> Iterator[subprocess.Popen[Any]]:
+    """`sealnet worker`, which takes callers."""
+    with spawned([*PACKAGED, "worker"], stderr=subprocess.DEVNULL) as worker:
+        path = client.path(os.environ)
+        wait_until(lambda: os.path.exists(path), "the worker takes callers")
+        yield worker
+        worker.terminate()
+        worker.wait()
 
 
 def python(module: str, *argv: str, **options: Any) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:

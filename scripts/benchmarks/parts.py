@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from scripts.benchmarks.figures import in_turns, median
-from scripts.benchmarks.lab import SEALNET, Sealnet, broker
+from scripts.benchmarks.lab import PACKAGED, Sealnet, broker
 from scripts.benchmarks.result import Effort, Result
 
 _STEPS = ("claimed", "allocated", "built", "proved", "started", "held", "exec")
@@ -87,18 +87,19 @@ def _imports(result: Result, effort: Effort, port: int) -> None:
         subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return {name: (time.perf_counter() - began) * 1e3}
 
-    interpreter, whole = [sys.executable, "-I"], [SEALNET, "run", "--lease-port", str(port), "--", "true"]
+    interpreter, whole = PACKAGED[:2], [*PACKAGED, "run", "--lease-port", str(port), "--", "true"]
+    found = f"import sys; sys.path += {[path for path in sys.path if path.startswith('/')]!r}; "
     measures = {
         "python, nothing imported": partial(wall, "python, nothing imported", *interpreter, "-c", "pass"),
-        "and click": partial(wall, "and click", *interpreter, "-c", "import click"),
+        "and click": partial(wall, "and click", *interpreter, "-c", f"{found}import click"),
         "and all that a run imports": partial(
             wall,
             "and all that a run imports",
             *interpreter,
             "-c",
-            "import sealnet.cli.run, sealnet.launch, sealnet.terminal, sealnet.supervise",
+            f"{found}import sealnet.cli.run, sealnet.launch, sealnet.terminal, sealnet.supervise",
         ),
-        "sealnet --version": partial(wall, "sealnet --version", SEALNET, "--version"),
+        "sealnet --version": partial(wall, "sealnet --version", *PACKAGED, "--version"),
         "sealnet run, sealed, whole": partial(wall, "sealnet run, sealed, whole", *whole),
     }
     group = result.group("start-up of the command line")
@@ -108,7 +109,7 @@ def _imports(result: Result, effort: Effort, port: int) -> None:
     own: dict[str, list[float]] = {}
     for _ in range(effort.rounds(7, 1)):
         said = subprocess.run(
-            [sys.executable, "-I", "-X", "importtime", *whole], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            [PACKAGED[0], "-X", "importtime", *whole[1:]], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
         ).stderr
         for name, took_ms in parse_importtime(said).items():
             own.setdefault(name, []).append(took_ms)

@@ -82,6 +82,12 @@ def targets(subjects: dict[str, Any], asked: Container[str]) -> list[Target]:
             ratio("cli", "`true`, from the call to the end", "sealnet run, severed"),
         ),
         Target(
+            "cli",
+            "the same by a worker",
+            0.25,
+            ratio("cli", "`true`, from the call to the end", "sealnet run of a worker, severed"),
+        ),
+        Target(
             "setup",
             "run 1,000 set up (claim to held, sealed), against run 1",
             1.5,
