@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sealnet import client
 from sealnet.client import Connection, RemoteRun
 from sealnet.errors import CannotSeal, SealnetError, UsageError
-from sealnet.model import calling, environment, evidence, names, policy
+from sealnet.model import calling, environment, policy
 from sealnet.model import plan as plans
-from sealnet.model.receipt import Receipt
 
 if TYPE_CHECKING:
     from sealnet.kernel.output import Directory, Output
@@ -42,18 +41,18 @@ def reach(where: str, *, always: bool, is_configured: bool) -> Connection | None
 
 def parameters(argv: Sequence[str], given: dict[str, Any], **more: Any) -> tuple[int, dict[str, Any]]:
     """The payload's uid, and what is asked. The run has its id from us: if we lose the worker, we can ask the next one by it."""
-    from sealnet import request
+    from sealnet import caller
     from sealnet.kernel import process
 
     if not argv:
         raise UsageError("cannot run: no command was given", hint="sealnet run [OPTIONS] -- COMMAND [ARG]...")
-    given.setdefault("run_id", names.new_run_id())
+    given.setdefault("run_id", caller.new_run_id())
     inherited: Mapping[str, str] | None = given.pop("environ", None)
     if inherited is None:
         inherited = os.environ
-    user = process.user(given["user"]) if given.get("user") is not None else request.default_user(inherited)
+    user = process.user(given["user"]) if given.get("user") is not None else caller.default_user(inherited)
     given["user"] = str(user.uid)
-    given.setdefault("cwd", request.working_directory())
+    given.setdefault("cwd", caller.working_directory())
     options = {name: value for name, value in given.items() if value is not None and name != "cwd"}
     variables = environment.handed_on(inherited, tuple(given.get("pass_env") or ()))
     return user.uid, calling.render(argv, options, cwd=given["cwd"], environ=variables, **more)
@@ -131,10 +130,13 @@ class Files:
             _leave(self.bundle, run.files)
         if self._proof is None or isinstance(error, UsageError):
             return
+        from sealnet.kernel import process
+        from sealnet.model import evidence
+        from sealnet.model.receipt import Receipt
+
         if (parts := run.files.get(evidence.RECEIPT)) is not None:
             self._proof.write("".join(parts).encode("utf-8", "surrogateescape"))
             return
-        from sealnet.kernel import process
 
         named = ("network", "lease_port", "broker", "broker_env", "allow_unenforced_egress")
         hosts = [*(given.get("allow") or ()), *(given.get("allow_private") or ())]
@@ -149,6 +151,8 @@ class Files:
 
 def _emptied(bundle: Directory) -> Directory:
     """Whatever becomes of us, no earlier bundle is taken for this run's."""
+    from sealnet.model import evidence
+
     for name in bundle.names():
         if name in (evidence.PLAN, evidence.RECEIPT, evidence.ENVIRONMENT) or name.endswith(evidence.LOG_SUFFIX):
             bundle.remove(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from typing import Any
 
-from sealnet import probe, request
+from sealnet import caller, probe, request
 from sealnet.errors import CannotSeal, PoolExhausted, SealnetError, UsageError
 from sealnet.kernel import daemons, firewalls, routes, survey
 from sealnet.kernel.netlink import Netlink
@@ -70,7 +70,7 @@ def examine(state: State, *, lease_port: int | None = None, tried: CanSeal | Non
 
 
 def _ready(state: State) -> tuple[State, Config]:
-    request.require_root("try a seal", "sealnet doctor")
+    caller.require_root("try a seal", "sealnet doctor")
     config = request.config()
     state.prepare()
     return state, config

@@ -22,7 +22,7 @@ from inspect_ai.util import (
 )
 from pydantic import BaseModel, ConfigDict
 
-from sealnet import aio, request
+from sealnet import aio, caller
 from sealnet.interface import CompletedRun, Worker
 from sealnet.kernel import process
 
@@ -56,7 +56,7 @@ class SealnetSandbox(SandboxEnvironment):
         super().__init__()
         self._options = options.model_dump(exclude={"user", "worker"}, exclude_defaults=True)
         self._sealer = aio.Sealer(worker=options.worker)
-        self._user = process.user(options.user or request.unprivileged_user(os.environ))
+        self._user = process.user(options.user or caller.unprivileged_user(os.environ))
         self._place = Path(tempfile.mkdtemp(prefix="sealnet-inspect-", dir="/var/tmp"))
         self._place.chmod(0o711)
         for name in ("home", "tmp"):

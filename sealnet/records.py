@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import socket
 import stat
@@ -156,7 +155,7 @@ class State:
     def _fresh(self, run_id: str) -> Path:
         """A directory that is not yet a run's. Its name says from its first moment on whose it is, for `sweep`."""
         pid = os.getpid()
-        fresh = self.runs / f".{run_id}.{secrets.token_hex(4)}.{pid}.{process.start_time(pid)}"
+        fresh = self.runs / f".{run_id}.{os.urandom(4).hex()}.{pid}.{process.start_time(pid)}"
         fresh.mkdir(mode=0o700)
         return fresh
 

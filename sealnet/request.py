@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sealnet.errors import CannotSeal, UsageError
+from sealnet import caller
+from sealnet.errors import UsageError
 from sealnet.kernel import process
 from sealnet.model import authority, buildargv, environment, names, policy
 from sealnet.model import plan as plans
@@ -30,32 +31,6 @@ def config(path: str | None = None) -> Config:
         return Config()
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"cannot read {file}: {e}") from e
-
-
-def default_user(environ: Mapping[str, str]) -> User:
-    """Who called: the user behind sudo, else the process's own."""
-    uid = environ.get("SUDO_UID", "")
-    if uid and not uid.isdigit():
-        raise UsageError(f"cannot use SUDO_UID {uid!r}: it is not a uid", hint="name the user: --user NAME")
-    return process.user(uid if uid and os.geteuid() == 0 else str(os.getuid()))
-
-
-def unprivileged_user(environ: Mapping[str, str]) -> str:
-    """Who called, by name, or nobody where that is root: for payloads of sealnet's own."""
-    user = default_user(environ)
-    return "nobody" if user.uid == 0 else user.name
-
-
-def working_directory() -> str:
-    """Where the caller stands. A directory that has gone, or that another mount now covers, is refused."""
-    try:
-        path = os.getcwd()
-        here, there = os.stat("."), os.stat(path)
-    except OSError as e:
-        raise UsageError(f"cannot use the working directory: {e.strerror}", hint="change to a directory that exists") from e
-    if not os.path.samestat(here, there) or not path.startswith("/"):
-        raise UsageError(f"cannot use the working directory: {path} now leads elsewhere", hint="change to it again: cd $PWD")
-    return path
 
 
 def plan(
@@ -98,8 +73,8 @@ def plan(
         broker_env=broker_names,
         allow_unenforced_egress=allow_unenforced_egress,
     )
-    who = default_user(inherited) if user is None else user if isinstance(user, User) else process.user(user)
-    here = working_directory() if cwd is None else os.path.realpath(cwd)
+    who = caller.default_user(inherited) if user is None else user if isinstance(user, User) else process.user(user)
+    here = caller.working_directory() if cwd is None else os.path.realpath(cwd)
     if not os.path.isdir(here):
         raise UsageError(f"cannot use the working directory {here}: it is no directory", hint="make it, or work in another")
     # The source by its real name: it is opened later only if it still is what that says.
@@ -125,7 +100,7 @@ def plan(
     mounted = tuple(plans.mount_point(text, "--tmpfs") for text in tmpfs)
     plans.require_own_places(binds, mounted)
     return Plan(
-        run_id=names.new_run_id() if run_id is None else names.run_id(run_id),
+        run_id=caller.new_run_id() if run_id is None else names.run_id(run_id),
         confinement=confinement,
         argv=tuple(argv),
         user=who,
@@ -158,7 +133,7 @@ def build_plan(words: Sequence[str], *, cwd: str | None = None, **options: Any) 
 
     Raises UsageError for whatever is wrong with the request.
     """
-    checked = buildargv.checked(words, cwd=working_directory() if cwd is None else cwd)
+    checked = buildargv.checked(words, cwd=caller.working_directory() if cwd is None else cwd)
     if not os.path.isdir(checked[-1]):
         raise UsageError(f"cannot build {checked[-1]}: it is no directory", hint="the context is a directory on this host")
     store = buildargv.store(checked)
@@ -219,14 +194,3 @@ def _existing(bind: Bind) -> str:
                 hint=f"name the real path, if that is what you mean: {os.path.realpath(bind.source)}",
             )
     return os.path.realpath(bind.source)
-
-
-def require_root(verb: str, command: str) -> None:
-    """Refuse with what to do where the process may not build a namespace."""
-    if os.geteuid() != 0:
-        raise CannotSeal(f"cannot {verb}: only root may", hint=f"sudo {command}")
-    # CAP_NET_ADMIN 12, CAP_SYS_ADMIN 21: what a container that calls itself root often lacks.
-    effective = next(int(line.split()[1], 16) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
-    lacking = [name for name, bit in (("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)) if not effective >> bit & 1]
-    if lacking:
-        raise CannotSeal(f"cannot {verb}: this root lacks {' and '.join(lacking)}", hint="run on the host, or in a privileged container")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Unpack, get_args
 
-from sealnet import asking, probe, request
+from sealnet import asking, caller, probe, request
 from sealnet.client import Connection
 from sealnet.errors import CannotSeal, NoSuchRun, SealnetError, UsageError
 from sealnet.interface import CompletedOptions, CompletedRun, LaunchOptions, Run, RunOptions, Stdio, Word, Worker
@@ -69,7 +69,7 @@ class Sealer:
         )
 
     def _ready(self, verb: str) -> tuple[State, Config]:
-        request.require_root(verb, "sealnet worker, or run this as root")
+        caller.require_root(verb, "sealnet worker, or run this as root")
         with self._prepared:
             if self._config is None:
                 self._config = request.config()

@@ -28,9 +28,10 @@ SMOKE = {
         "tests/kernel/test_contract.py::test_what_somebody_did_to_a_seal_is_told_and_nothing_else[real-enslave-told5]",
         "tests/kernel/test_contract.py::test_what_somebody_did_to_a_seal_is_told_and_nothing_else[real-flip_forwarding-told8]",
         "tests/kernel/test_contract.py::test_what_somebody_did_to_a_seal_is_told_and_nothing_else[real-delete_gate-told14]",
-        "tests/kernel/test_watch.py::test_a_change_wakes_those_whom_it_concerns_and_nobody_else[nft_flush_ruleset-]",
-        "tests/kernel/test_watch.py::test_a_change_wakes_those_whom_it_concerns_and_nobody_else[sysctl_-w_net.ipv4.conf.LINK1.rp_filter=1-]",
-        "tests/kernel/test_watch.py::test_a_change_wakes_those_whom_it_concerns_and_nobody_else[nsenter_nft_add_table_inet_sealnet-]",
+        "tests/kernel/test_watch.py::test_a_change_wakes_those_whom_it_concerns_and_nobody_else[one-nft_flush_ruleset-]",
+        "tests/kernel/test_watch.py::test_a_change_wakes_those_whom_it_concerns_and_nobody_else[one-sysctl_-w_net.ipv4.conf.LINK1.rp_filter=1-]",
+        "tests/kernel/test_watch.py::test_a_change_wakes_those_whom_it_concerns_and_nobody_else[one-nsenter_nft_add_table_inet_sealnet-]",
+        "tests/kernel/test_watch.py::test_a_change_wakes_those_whom_it_concerns_and_nobody_else[many-nsenter_nft_add_table_inet_sealnet-]",
     ),
     "3: a refusal is an answer": ("e2e/test_cases_pf.py::test_a_refused_connection_fails_at_once_with_an_errno[sealed]",),
     "4: the payload cannot change it": (
@@ -86,6 +87,7 @@ SMOKE = {
         "tests/kernel/test_doctor.py::test_a_host_that_can_seal_is_told_and_nothing_is_left",
         "tests/kernel/test_routes.py::test_a_dump_is_what_pyroute2_makes_of_it",
         "tests/kernel/test_nft.py::test_an_element_is_found_by_its_whole_key_alone",
+        "tests/kernel/test_nft.py::test_what_was_tried_is_counted_to_the_last_place_and_refused_beyond",
         "e2e/test_api.py::test_a_sealer_launches_lists_and_reaps",
     ),
 }  # fmt: skip

@@ -26,6 +26,7 @@ ORDER = (
     "seal",
     "prove",
     "reap",
+    "caller",
     "request",
     "guard",
     "running",

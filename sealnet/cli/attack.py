@@ -57,14 +57,14 @@ def command(
     only in a namespace that is thrown away; files of the kernel's are opened and never written. --lab adds what needs other rules and
     sysctls.
     """
-    from sealnet import request
+    from sealnet import caller
     from sealnet.model import attack
 
     if without and (unsealed or not lab):
         raise UsageError(
             "cannot use --without here: it robs the seal of a run in a throw-away host", hint="sealnet attack --lab --without gate"
         )
-    request.require_root("attack a seal", "sealnet attack")
+    caller.require_root("attack a seal", "sealnet attack")
     with contextlib.ExitStack() as stack:
         report = _attack(stack, user, unsealed, lab, frozenset(without), lease_port)
         broker = report.broker is not None and report.broker.code == attack.OK
@@ -79,7 +79,7 @@ def command(
 def _attack(
     stack: contextlib.ExitStack, user: str | None, unsealed: bool, lab: bool, without: frozenset[str], lease_port: int | None
 ) -> Report:
-    from sealnet import reap, request
+    from sealnet import caller, reap, request
     from sealnet.attack import lab as labs
     from sealnet.attack.kit import Kit
     from sealnet.kernel import process
@@ -93,7 +93,7 @@ def _attack(
     host = Host(state.path, state.tag)
     reap.reap_orphans(host, state)
     host.close()
-    who = None if unsealed and user is None else process.user(user or request.unprivileged_user(os.environ))
+    who = None if unsealed and user is None else process.user(user or caller.unprivileged_user(os.environ))
     return Kit(state, config, who, sealed=not unsealed, lab=thrown_away, without=without, lease_port=lease_port).attack()
 
 

@@ -28,17 +28,17 @@ def command(ctx: click.Context, lease_port: int | None, as_json: bool) -> int:
 
     Exit 0 only if the broker answered and nothing else did.
     """
-    from sealnet import demo, reap, request
+    from sealnet import caller, demo, reap, request
     from sealnet.kernel.host import Host
     from sealnet.records import State
 
-    request.require_root("run the demo", "sealnet demo")
+    caller.require_root("run the demo", "sealnet demo")
     state, config = State(), request.config()
     state.prepare()
     host = Host(state.path, state.tag)
     reap.reap_orphans(host, state)
     host.close()
-    rows, took_ms = demo.demonstrate(state=state, config=config, user=request.unprivileged_user(os.environ), lease_port=lease_port)
+    rows, took_ms = demo.demonstrate(state=state, config=config, user=caller.unprivileged_user(os.environ), lease_port=lease_port)
     sealed = all(row.ok for row in rows)
     if wants_json(ctx, as_json):
         told = [{**asdict(row), "ms": round(row.ms, 3)} for row in rows]

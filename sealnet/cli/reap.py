@@ -50,13 +50,13 @@ def _remote(worker: Connection, wanted: list[str], *, everything: bool) -> tuple
 
 
 def _reap(wanted: list[str], *, orphans: bool, everything: bool) -> tuple[list[str], int]:
-    from sealnet import request
+    from sealnet import caller
     from sealnet.kernel.host import Host
     from sealnet.reap import is_kept, teardown
     from sealnet.reap import orphans as find_orphans
     from sealnet.records import State
 
-    request.require_root("reap", "sealnet reap ...")
+    caller.require_root("reap", "sealnet reap ...")
     state = State()
     state.prepare()
     host = Host(state.path, state.tag)

@@ -109,21 +109,21 @@ def _plan(argv: tuple[str, ...], options: dict[str, Any]) -> Any:
 
 def _request(argv: tuple[str, ...], options: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The command and the arguments of `sealnet.request.plan`, for somebody else to make the plan of."""
-    from sealnet import request
-
     given, run_id, file = asked(options), options["run_id"], options["plan_file"]
     if run_id is not None:
         given["run_id"] = run_id
     if file is None:
         return argv, given
+    from sealnet import request
+
     plan, meant = request.frozen_request(file, argv, given)
     return plan.argv, meant
 
 
 def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | None) -> int:
     """Launch what a plan says and stay with it to its end; the exit status."""
+    from sealnet import caller, reap, request, terminal
     from sealnet import launch as launching
-    from sealnet import reap, request, terminal
 
     # All of it before the payload: that may be able to write where sealnet itself lies (a checkout that it works in).
     from sealnet.cli.table import event_lines, tried_lines
@@ -132,7 +132,7 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
     from sealnet.records import State
     from sealnet.supervise import Signals, Supervisor
 
-    request.require_root(f"run {plan.argv[0]}", f"sealnet {'build' if plan.build else 'run'} ...")
+    caller.require_root(f"run {plan.argv[0]}", f"sealnet {'build' if plan.build else 'run'} ...")
     with Signals() as signals, contextlib.ExitStack() as given:
         sinks: list[Sink] = [Output(receipt, "--receipt")] if receipt is not None else []
         bundle = None

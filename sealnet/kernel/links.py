@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, ip_address
@@ -149,7 +149,7 @@ def remove_together(nl: Netlink, found: Sequence[tuple[int, str]]) -> None:
 
     The kernel knows links that go together by their group, so they are put into one that nobody else has.
     """
-    group = attribute(_GROUP, _NOBODYS_GROUP | secrets.randbits(24))
+    group = attribute(_GROUP, _NOBODYS_GROUP | int.from_bytes(os.urandom(3), "big"))
     with contextlib.suppress(KernelRefused):
         # One that is gone is refused, and the kernel goes on to the next.
         nl.exchange([Message(netlink.SETLINK, 0, _header(index) + group, f"set the group of link {name}") for index, name in found])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Iterable
 from typing import Protocol
@@ -176,7 +175,7 @@ def _open(directory: str, told: str, option: str) -> int:
 
 
 def _create(directory: int, name: str) -> str:
-    fresh = f".{name[:200]}.{secrets.token_hex(8)}"
+    fresh = f".{name[:200]}.{os.urandom(8).hex()}"
     os.close(os.open(fresh, _NEW, 0o644, dir_fd=directory))
     return fresh
 
@@ -188,7 +187,7 @@ def _unlink(directory: int, name: str) -> None:
 
 def _write(directory: int, name: str, chunks: Iterable[bytes]) -> None:
     """By rename. Raises OSError, and then nothing of it is left."""
-    fresh = f".{name[:200]}.{secrets.token_hex(8)}"
+    fresh = f".{name[:200]}.{os.urandom(8).hex()}"
     try:
         with open(os.open(fresh, _NEW, 0o644, dir_fd=directory), "wb") as file:
             os.fchmod(file.fileno(), 0o644)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
-import secrets
-import time
 from ipaddress import IPv6Address
 
 from sealnet.errors import UsageError
@@ -44,17 +41,15 @@ def _checked(text: str, hint: str) -> str:
     return text
 
 
-def new_run_id(*, time_ms: int | None = None, random: bytes | None = None) -> str:
-    """A ULID in lower case: 48 bits of milliseconds, 80 random bits; sorts by time."""
-    stamp = time.time_ns() // 1_000_000 if time_ms is None else time_ms
-    value = stamp << 80 | int.from_bytes(secrets.token_bytes(10) if random is None else random, "big")
+def ulid(*, time_ms: int, random: bytes) -> str:
+    """A ULID in lower case: 48 bits of milliseconds, 80 random bits; sorts by time. A run id that nobody has."""
+    value = time_ms << 80 | int.from_bytes(random, "big")
     return "".join(_CROCKFORD[value >> shift & 31] for shift in range(125, -1, -5))
 
 
 def ifname(run_id: str) -> str:
     """Host link: `seal` and 55 bits of SHA-256, 15 bytes, the most that IFNAMSIZ allows."""
-    digest = hashlib.sha256(run_id.encode()).digest()
-    return LINK_PREFIX + base64.b32encode(digest)[:11].decode().lower()
+    return LINK_PREFIX + base64.b32encode(_sha256(run_id))[:11].decode().lower()
 
 
 def netns(run_id: str) -> str:
@@ -70,7 +65,7 @@ def run_of_netns(name: str) -> str | None:
 
 def mac(run_id: str, *, end: int) -> str:
     """The MAC of the host (0) or sandbox (1) end: given at creation, for udev changes one that the kernel made up."""
-    digest = hashlib.sha256(f"{run_id} {end}".encode()).digest()
+    digest = _sha256(f"{run_id} {end}")
     # Locally administered, unicast (IEEE 802).
     return ":".join(f"{byte:02x}" for byte in bytes([digest[0] & 0xFC | 0x02]) + digest[1:6])
 
@@ -100,3 +95,10 @@ def run_of_alias(alias: str, state: str) -> str | None:
     if len(words) >= 3 and words[0] == "sealnet" and words[2] == state and is_run_id(words[1]):
         return words[1]
     return None
+
+
+def _sha256(text: str) -> bytes:
+    # Not for who only asks a worker: OpenSSL takes 3 ms to load.
+    import hashlib
+
+    return hashlib.sha256(text.encode()).digest()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Bundles:
         self._ended: dict[str, tuple[int, int]] = {}
 
     def new_name(self, run_id: str) -> str:
-        name = f"{run_id}.{secrets.token_hex(8)}"
+        name = f"{run_id}.{os.urandom(8).hex()}"
         self._making.add(name)
         return name
 

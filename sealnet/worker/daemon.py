@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any
 
-from sealnet import request
+from sealnet import caller, request
 from sealnet.errors import SealnetError
 from sealnet.kernel import libc, process
 from sealnet.model.config import Config
@@ -39,7 +39,7 @@ def serve(state: State, *, metrics: Endpoint | None = None) -> int:
 
     Raises SealnetError where it cannot begin.
     """
-    request.require_root("start the worker", "sealnet worker")
+    caller.require_root("start the worker", "sealnet worker")
     notifier, config = Notifier(os.environ), request.config()
     state.prepare()
     lock = server.only_one(state.path)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import threading
 import time
@@ -152,7 +151,7 @@ class Doors:
             door = self._of.get(plan.user.uid)
             if door is None or not door.is_alive:
                 self._directory.mkdir(mode=0o700, exist_ok=True)
-                door = Shared(user, self._directory / f"{plan.user.uid}-{secrets.token_hex(4)}.sock")
+                door = Shared(user, self._directory / f"{plan.user.uid}-{os.urandom(4).hex()}.sock")
                 self._of[plan.user.uid] = door
                 self._begun(door)
             if door in self._idle:

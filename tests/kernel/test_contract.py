@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from sealnet import caller
 from sealnet import seal as sealing
 from sealnet.errors import CannotSeal, CannotTearDown, KernelRefused, SealnetError
 from sealnet.kernel import cgroup, sysctl
@@ -28,7 +29,7 @@ from tests.fake import FakeKernel, Link
 from tests.model import build
 
 # The cgroup tree is the machine's own, also for a throw-away host: the run id must be nobody else's.
-RUN = names.new_run_id()
+RUN = caller.new_run_id()
 SEALED, SEVERED = build.sealed(RUN), build.severed(RUN)
 LINK, ETH0 = f"link {names.ifname(RUN)}", "link eth0 of the sandbox"
 FOREIGN_MAC = "02:00:5e:00:53:01"
@@ -817,7 +818,7 @@ def test_whoever_looks_for_a_namespace_keeps_no_descriptor_of_the_others(host: l
         bench.kernel.join(RUN).close()
         found = descriptors()
         bench.kernel.remove_netns(RUN)
-        assert bench.kernel.join(names.new_run_id()) is None
+        assert bench.kernel.join(caller.new_run_id()) is None
         missed = descriptors()
 
     bench.clean_up()

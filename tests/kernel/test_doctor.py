@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sealnet.model import names
+from sealnet import caller
 from sealnet.model.facts import INSTALLED
 from tests import lab
 
@@ -286,7 +286,7 @@ def test_forwarding_and_the_reverse_path_filter_are_said_to_be_fine(host: lab.Ho
 
 
 def test_orphans_and_a_gate_that_was_changed_are_told(host: lab.Host) -> None:
-    run_id = names.new_run_id()
+    run_id = caller.new_run_id()
     host.broker(8080)
     host.stop(host.spawn_run(run_id, "sleep", "600", options=("--lease-port", "8080")))
     lab.wait_for(lambda: (Told(host).row("orphans") or {})["status"] == "note", what="the orphan is seen")

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
+from sealnet import caller, prove, request
 from sealnet import launch as launching
-from sealnet import prove, request
 from sealnet.errors import KernelRefused, NoBroker, SealnetError
 from sealnet.kernel import firewall, netlink
 from sealnet.kernel.host import Host
 from sealnet.kernel.nft import Nft
 from sealnet.launch import launch
-from sealnet.model import names
 from sealnet.model.config import Config
 from sealnet.model.plan import Seal
 from sealnet.records import State
@@ -54,7 +53,7 @@ class Place:
 
     def run(self, port: int = 8080) -> int:
         # The cgroup tree is the machine's own: the run id must be nobody else's.
-        plan = request.plan(["true"], run_id=names.new_run_id(), lease_port=port, cwd=str(self.host.directory))
+        plan = request.plan(["true"], run_id=caller.new_run_id(), lease_port=port, cwd=str(self.host.directory))
         with launch(plan, host=self.kernel, state=self.state, config=Config(), streams=Streams()) as run:
             run.release()
             return run.wait(60)

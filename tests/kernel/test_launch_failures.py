@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from sealnet import prove, reap, request
+from sealnet import caller, prove, reap, request
 from sealnet.errors import CannotSeal, KernelRefused, NotSealed, UsageError
 from sealnet.kernel.host import Host
 from sealnet.launch import launch
-from sealnet.model import names
 from sealnet.model.config import Config
 from sealnet.model.plan import Plan, Seal
 from sealnet.records import State
@@ -31,7 +30,7 @@ from tests.crash import descriptors
 pytestmark = pytest.mark.root
 
 # The cgroup tree is the machine's own, also for a throw-away host: the run id must be nobody else's.
-RUN = names.new_run_id()
+RUN = caller.new_run_id()
 SEALED_STEPS = ("claimed", "allocated", "built", "proved", "started")
 SEVERED_STEPS = ("claimed", "built", "proved", "started")
 

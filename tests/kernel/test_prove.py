@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sealnet import prove, request, running
+from sealnet import caller, prove, request, running
 from sealnet.errors import CannotSeal, NoBroker, NotSealed
 from sealnet.kernel import attempts, cgroup, ends, identity, libc, process, starter
 from sealnet.kernel.attempts import Attempt, StandIn
@@ -28,7 +28,6 @@ from sealnet.kernel.nft import Nft
 from sealnet.kernel.output import Output
 from sealnet.kernel.seccomp import filter_for
 from sealnet.launch import launch
-from sealnet.model import names
 from sealnet.model.check import Check
 from sealnet.model.config import Config
 from sealnet.records import State
@@ -39,7 +38,7 @@ from tests.crash import descriptors
 pytestmark = pytest.mark.root
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/receipt.schema.json").read_text())
-RUN = names.new_run_id()
+RUN = caller.new_run_id()
 NEGATIVES = {"gateway-tcp", "gateway-udp", "ipv6-link-local", "host-address", "internet", "internet-udp", "raw-socket", "vsock-socket"}
 IDENTITY = {"capabilities", "no-new-privs", "seccomp", "user", "namespace"}
 
@@ -157,7 +156,7 @@ def test_the_payload_is_looked_at_itself_whoever_it_is(place: Place, user: str) 
 
 def test_another_live_run_is_tried(place: Place) -> None:
     port = place.listen()
-    with place.launch(port, run_id=names.new_run_id()) as other, place.launch(port) as run:
+    with place.launch(port, run_id=caller.new_run_id()) as other, place.launch(port) as run:
         tried = named(run.checks, "another-run")
 
         assert tried.ok

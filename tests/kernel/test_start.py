@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from sealnet import request, spawn
+from sealnet import caller, request, spawn
 from sealnet.errors import CannotSeal, Interrupted, KernelRefused, NotSealed
 from sealnet.kernel import cgroup, identity, process, sockets, starter
 from sealnet.kernel.firststep import FirstStep
 from sealnet.kernel.host import Host
 from sealnet.kernel.ownthread import OwnThread, Pending
 from sealnet.launch import launch
-from sealnet.model import argv, names
+from sealnet.model import argv
 from sealnet.model.config import Config
 from sealnet.records import State
 from sealnet.running import Run, Streams, Ways
@@ -33,7 +33,7 @@ from tests.crash import descriptors
 
 pytestmark = pytest.mark.root
 
-RUN = names.new_run_id()
+RUN = caller.new_run_id()
 
 
 class Place:
