@@ -311,9 +311,10 @@ class Terminal:
 
     def expect(self, pattern: str, *, timeout_s: float = 15) -> str:
         """Wait until it shows the pattern; what stood before is not looked at again."""
-        found = wait_for(
-            lambda: re.search(pattern, self.read(), re.M), timeout_s=timeout_s, what=f"{pattern!r} on the terminal: {self.text!r}"
-        )
+        try:
+            found = wait_for(lambda: re.search(pattern, self.read(), re.M), timeout_s=timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"not in {timeout_s:g} s: {pattern!r} on the terminal: {self.text!r}") from error
         self.text = self.text[found.end() :]
         return found.group()
 
@@ -479,6 +480,8 @@ def test_a_run_in_the_background_reads_what_is_typed_only_after_fg(host: Host, t
     for round_ in range(3):
         terminal.type(f"echo shell$(({round_} + 10))\n")
         terminal.expect(f"^shell{round_ + 10}$")
+        # What is typed before it is there stands before it, and the answer on its line.
+        terminal.expect("^prompt> ")
     terminal.type("fg\n")
     terminal.expect("sealnet run.*\n")
     terminal.type("words\n")

@@ -257,6 +257,29 @@ def test_receipt_and_evidence_are_the_callers_own_files(worker: Worker) -> None:
     assert (told["egress_enforced"], told["exit_status"]) == (False, 125)
 
 
+def test_a_caller_imports_nothing_any_more_once_its_payload_runs(worker: Worker) -> None:
+    """That may be able to write where its caller's sealnet lies: a checkout in the working directory."""
+    checkout = worker.home(ALICE) / "checkout"
+    for part in ("sealnet", "scripts"):
+        shutil.copytree(Path(__file__).parents[1] / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["chown", "-R", f"{ALICE}:{ALICE}", checkout], check=True)
+    start = [*worker.argv(ALICE)[: -len(SEALNET)], sys.executable, "-IS", str(checkout / "scripts" / "start.py")]
+    told = ["--receipt", "seal.json", "--evidence", "evidence", "--report"]
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        return worker.host.run(*start, "run", "--worker", "always", *told, "--", "sh", "-c", script, check=False, cwd=checkout)
+
+    whole = run("exit 3")
+    emptied = run("find sealnet -name '*.py*' -delete; exit 4")
+
+    assert (whole.returncode, emptied.returncode) == (3, 4)
+    assert emptied.stderr == whole.stderr
+    assert json.loads((checkout / "seal.json").read_text())["verdict"] == "severed"
+    assert json.loads((checkout / "evidence" / "environment.json").read_text())["exit_status"] == 4
+    # It was the one that ran: the next finds nothing to run.
+    assert "ModuleNotFoundError" in run("exit 5").stderr
+
+
 def test_the_log_of_a_proxy_is_its_owners(worker: Worker) -> None:
     running(
         worker, ALICE, "logged", "sh", "-c", "curl -s http://other.example/; echo done; exec sleep 60",

@@ -94,6 +94,9 @@ class Files:
         """`prefix` is what the names of both have before them where the caller gave them."""
         from sealnet.kernel.output import Directory, Output
 
+        if receipt is not None or evidence is not None:
+            # Now, and not when they are needed: by then a payload may have written where sealnet itself lies.
+            import sealnet.model.evidence  # noqa: F401
         self._proof: Output | None = None
         self.bundle: Directory | None = None
         with contextlib.ExitStack() as opened:
