@@ -46,6 +46,19 @@ def test_everything_in_it_is_ended_also_where_the_kernel_has_no_file_for_that(
             forking.kill()
 
 
+def test_whoever_is_to_join_has_a_pid_and_it_is_never_who_writes_it(made: Path) -> None:
+    """The kernel takes 0 for the writer itself, who would be moved."""
+    for pid in (0, -1):
+        with pytest.raises(ValueError, match="is no process"):
+            cgroup.join(made, pid)
+    assert cgroup.pids(made) == []
+    with subprocess.Popen(["sleep", "600"]) as one:
+        assert cgroup.join(made, one.pid)
+        assert cgroup.pids(made) == [one.pid]
+        one.kill()
+    assert not cgroup.join(made, one.pid)
+
+
 def test_what_is_frozen_goes_on_and_one_that_is_gone_is_no_error(made: Path) -> None:
     cgroup.freeze(made, frozen=True)
     assert (made / "cgroup.freeze").read_text().strip() == "1"
