@@ -14,6 +14,7 @@ import pytest
 
 import sealnet
 from sealnet.kernel import libc
+from sealnet.model import ruleset
 from tests.lab import LAN_PEER, SEALNET, Host, end, wait_for
 from tests.model.build import egress_line
 
@@ -198,6 +199,24 @@ def test_each_confinement_has_its_evidence(host: Host) -> None:
     assert (receipt["run_id"], receipt["verdict"], receipt["started"]) == ("mine", "sealed", sealed["started"])
     plan = json.loads((host.directory / "sealed/plan.lock.json").read_text())
     assert (plan["sha256"], plan["plan"]["lease_port"]) == (sealed["plan_sha256"], 8080)
+
+
+def test_more_attempts_than_can_be_listed_are_not_told_as_all_of_them(host: Host) -> None:
+    script = """import socket, sys
+for number in range(int(sys.argv[1])):
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", (f"198.51.{number >> 8}.{number & 255}", 9))
+    except PermissionError:
+        pass
+"""
+    few, many = (
+        evidence_of(host, name=f"tried-{count}", argv=("python3", "-c", script, str(count)))
+        for count in (ruleset.TALLY // 2, ruleset.TALLY + 200)
+    )
+
+    assert (few["tally"], len(few["tried"])) == ("whole", ruleset.TALLY // 2)
+    assert many["tally"] == "full"
+    assert ruleset.TALLY - 96 <= len({row["address"] for row in many["tried"]}) == len(many["tried"]) <= ruleset.TALLY
 
 
 def test_many_bundles_are_as_enforced_as_the_least(host: Host) -> None:

@@ -22,6 +22,7 @@ from sealnet.model.evidence import ENVIRONMENT, LOG_SUFFIX, PLAN, RECEIPT, Bundl
 from sealnet.model.plan import Plan
 from sealnet.model.policy import Confinement
 from sealnet.model.receipt import Receipt
+from sealnet.model.tally import covered
 from sealnet.running import Run
 
 _DIES_WITHIN_S = 5.0
@@ -88,9 +89,11 @@ class Evidence:
             if not never and run.record.state == "running":
                 with contextlib.suppress(SealnetError):
                     status = run.poll()
-        tally, tried = run.record.tally, None
+        tally, tried = "none", None
         with contextlib.suppress(SealnetError, OSError):
-            tried = None if tally == "none" else [dict(zip(_TRIED, row, strict=True)) for row in run.tried()]
+            rows = run.tried()
+            tally = covered(run.record.confinement, run.record.events, rows)
+            tried = None if tally == "none" else [dict(zip(_TRIED, row, strict=True)) for row in rows]
         try:
             self._log = self._copy_log(run)
             if self._log is None and run.record.confinement != str(Confinement.ALLOWLIST):
@@ -101,7 +104,7 @@ class Evidence:
                 recorded=counted.get("records"),
                 unrecorded=counted.get("failed"),
                 tried=tried,
-                tally=tally if tried is not None else "none",
+                tally=tally,
                 events=run.record.events,
             )
         except OSError as e:

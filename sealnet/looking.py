@@ -14,6 +14,7 @@ from sealnet.kernel.host import Host
 from sealnet.kernel.planted import open_plain
 from sealnet.model.egressfold import Tally
 from sealnet.model.record import Record, seal_of
+from sealnet.model.tally import covered
 from sealnet.records import State
 
 # Of a run whose record cannot be read: the same keys, so that whoever reads a listing need not ask for each.
@@ -66,10 +67,9 @@ def inspect(state: State, run_id: str) -> dict[str, Any]:
     try:
         shown["counters"] = host.counters(seal)
         shown["leased"] = host.has_lease(seal) if seal.subnet is not None else None
-        shown["tried"] = [
-            dict(zip(keys, row, strict=True)) for row in (host.tried(inside, state.probed(run_id)) if inside is not None else [])
-        ]
-        shown["tally"] = record.tally
+        tried = host.tried(inside, state.probed(run_id)) if inside is not None else []
+        shown["tried"] = [dict(zip(keys, row, strict=True)) for row in tried]
+        shown["tally"] = covered(record.confinement, record.events, tried)
         shown["denied"] = [dict(zip(keys, row, strict=True)) for row in (host.denied(seal) if seal.subnet is not None else [])]
     finally:
         if inside is not None:

@@ -129,6 +129,7 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
     from sealnet.cli.table import event_lines, tried_lines
     from sealnet.kernel.host import Host
     from sealnet.kernel.output import Output, Sink, Sinks
+    from sealnet.model.tally import covered
     from sealnet.records import State
     from sealnet.supervise import Signals, Supervisor
 
@@ -183,7 +184,7 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
         if report:
             if not plan.cwd_is_shared:
                 click.echo("sealnet: the working directory was read-only in the run: sealnet itself is in it", err=True)
-            for line in (*event_lines(run.record.events), *tried_lines(tried, run.record.tally)):
+            for line in (*event_lines(run.record.events), *tried_lines(tried, covered(run.record.confinement, run.record.events, tried))):
                 click.echo(line, err=True)
     return status
 

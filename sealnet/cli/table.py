@@ -36,7 +36,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def tried_lines(tried: Sequence[tuple[str, str, int, int]], tally: str = "whole") -> Iterator[str]:
-    """(address, protocol, port, packets) of what a run tried, for people. `tally` is `whole`, `cut` (its filter was put back) or `none`."""
+    """(address, protocol, port, packets) of what a run tried, for people. `tally` is as `sealnet.model.tally` tells it."""
     if tally == "none":
         yield "tried        not recorded: an open run has no filter"
         return
@@ -50,6 +50,8 @@ def tried_lines(tried: Sequence[tuple[str, str, int, int]], tally: str = "whole"
         for address, protocol, port, packets in tried
     ]
     yield from (f"  {line}" for line in aligned(("PACKETS", "PROTOCOL", "ADDRESS", "PORT"), rows))
+    if tally == "full":
+        yield "  and perhaps more: as many are listed as can be"
 
 
 def target(host: str, port: int | None) -> str:

@@ -56,13 +56,6 @@ class Record:
     note: dict[str, Any] = field(default_factory=dict)
     """What the worker's socket keeps of the caller."""
 
-    @property
-    def tally(self) -> str:
-        """What the count of the payload's attempts covers: `whole`, `cut` (it began anew with a filter that was put back) or `none`."""
-        if self.confinement == "open":
-            return "none"
-        return "cut" if any(event.get("event") == "filter-changed" for event in self.events) else "whole"
-
     def with_(self, **changes: Any) -> Self:
         return replace(self, **changes)
 

@@ -28,8 +28,6 @@ delete table {FAMILY} {TABLE}
 # there. That way is looked up in prerouting alone: before Linux 5.14 it is known nowhere else.
 # lo is first: the host's own packets are most of what passes, and an index is compared faster than a name.
 # Nothing here says `ct state established accept`: a lease that is removed cuts its live connections.
-# denied: without a size of its own a set that rules add to holds 65,535 elements, and grows to it. One with a size has its whole table
-# allocated and cleared at once: 4 MB.
 GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 	set leases {{
 		type ifname . ipv4_addr . ipv4_addr . inet_service
@@ -45,6 +43,7 @@ GATE_TABLE = f"""table {FAMILY} {TABLE} {{
 
 	set denied {{
 		type ifname . ipv4_addr . inet_proto . inet_service
+		size 65535
 		flags dynamic,timeout
 		counter
 		timeout 1h
@@ -110,6 +109,10 @@ INSIDE_CHAINS = (("output", 3, 0, True),)
 INSIDE_RULES = 7
 
 
+# Destinations of a family that a run's tally holds, a proof's own attempts among them.
+TALLY = 4096
+
+
 def lease_element(ifname: str, sandbox: object, gateway: object, port: object) -> str:
     """The key of a lease, as nft takes it."""
     return f'"{ifname}" . {sandbox} . {gateway} . {port}'
@@ -146,19 +149,21 @@ def render_inside(*, gateway: IPv4Address | None, ports: Sequence[int], ifname: 
     route (`default dev lo`) lets this chain see attempts to addresses that have no route. What the kernel answers by itself (a reset, port
     unreachable) to what still comes for a run that had the addresses before is nobody's attempt: no payload can send such a packet.
 
-    Without a size a set holds 65,535 elements (nft_dynset_init() in net/netfilter/nft_dynset.c) and begins with room for a few; the table
-    of one with a size is allocated, and cleared, at once.
+    The kernel allocates and clears the table of a set of that size at once: 130 kB each, where 16,384 took 500. One without a size grows,
+    and while it does a dump misses elements and tells others twice.
     """
     lease = "".join(f'\t\toifname "{ifname}" ip daddr {gateway} tcp dport {port} accept\n' for port in ports if gateway is not None)
     return f"""table {FAMILY} {TABLE} {{
 	set tried {{
 		type ipv4_addr . inet_proto . inet_service
+		size {TALLY}
 		flags dynamic
 		counter
 	}}
 
 	set tried6 {{
 		type ipv6_addr . inet_proto . inet_service
+		size {TALLY}
 		flags dynamic
 		counter
 	}}

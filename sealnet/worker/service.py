@@ -25,6 +25,7 @@ from sealnet.model.egressfold import Tally
 from sealnet.model.evidence import RECEIPT
 from sealnet.model.idl import Interface
 from sealnet.model.record import Record
+from sealnet.model.tally import covered
 from sealnet.model.varlink import Call
 from sealnet.model.version import VERSION
 from sealnet.records import State
@@ -533,11 +534,10 @@ class _Refusal:
 
 def _document(ended: Ended) -> dict[str, Any]:
     confinement = (ended.receipt or {}).get("confinement")
-    cut = any(event.get("event") == "filter-changed" for event in ended.events)
     return {
         **{name: getattr(ended, name) for name in ("status", "receipt", "killed", "fault")},
         "tried": [dict(zip(_TRIED, row, strict=True)) for row in ended.tried[:_MOST_TRIED]],
-        "tally": "none" if confinement == "open" else "cut" if cut else "whole",
+        "tally": covered(confinement, ended.events, ended.tried, listed=_MOST_TRIED),
         "events": list(ended.events),
     }
 
