@@ -65,8 +65,10 @@ def attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
 
 def _widen(sock: socket.socket) -> None:
     # In a container root may not have more than the host's limit.
-    with contextlib.suppress(PermissionError):
+    try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE_BYTES)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE_BYTES)
 
 
 class Everywhere:
@@ -95,12 +97,14 @@ class Everywhere:
             number = links.add_netnsid(self._netlink, fd, self._last)
         except KernelRefused as error:
             raise OSError(error.errno, os.strerror(error.errno)) from error
+        self.remove(run_id)
         self._runs[number], self._numbers[run_id] = run_id, number
 
     def remove(self, run_id: str) -> None:
         """Succeeds if it was not added. The kernel forgets the number with the namespace."""
         number = self._numbers.pop(run_id, None)
-        if number is not None:
+        # It may be another's by now, who has been added with the same namespace.
+        if number is not None and self._runs.get(number) == run_id:
             del self._runs[number]
 
     def concerned(self, ancillary: Ancillary) -> frozenset[str]:
@@ -116,7 +120,8 @@ class Everywhere:
         return frozenset(self._numbers)
 
     def close(self) -> None:
-        """But the sockets."""
+        for sock in self.sockets:
+            sock.close()
         self._netlink.close()
 
 

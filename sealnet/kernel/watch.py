@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sealnet.kernel import listeners
 from sealnet.kernel.listeners import Ancillary, Everywhere
@@ -49,17 +50,22 @@ class Watch:
         self._is_settled = False
 
     def add(self, seal: Seal, inside: Inside, ifindex: int | None) -> None:
-        """Watch a run from now on; what happened before is for the caller to look at. Raises OSError."""
-        everywhere = self._listen_everywhere()
-        if everywhere is not None:
-            everywhere.add(seal.run_id, inside.fd)
-        else:
-            only = frozenset([seal.run_id])
-            sockets: list[socket.socket] = inside.call(listeners.listen_inside)
-            self._inside[seal.run_id] = [self._listen(each, lambda _datagram, _ancillary: only, lambda: only) for each in sockets]
-        if seal.subnet is not None and ifindex is not None:
-            self._list.add(Watched.of(seal, ifindex))
-            self._changed()
+        """Watch a run from now on; what happened before is for the caller to look at. Raises OSError, and then it is not watched."""
+        try:
+            everywhere = self._listen_everywhere()
+            if everywhere is not None:
+                everywhere.add(seal.run_id, inside.fd)
+            else:
+                only = frozenset([seal.run_id])
+                sockets: list[socket.socket] = inside.call(listeners.listen_inside)
+                self._inside[seal.run_id] = self._listen(dict.fromkeys(sockets, lambda _datagram, _ancillary: only), lambda: only)
+            if seal.subnet is not None and ifindex is not None:
+                self._list.add(Watched.of(seal, ifindex))
+                self._changed()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.remove(seal.run_id)
+            raise
 
     def remove(self, run_id: str) -> None:
         """Watch it no longer. Succeeds if it is not watched."""
@@ -121,10 +127,11 @@ class Watch:
         if not self._host:
             program = EVERYTHING if self._many else self._list.route_filter()
             route, nft = listeners.listen(listeners.ROUTE, listeners.HOST_GROUPS, program), listeners.listen_nft(nft_filter())
-            self._host = [
-                self._listen(route, lambda datagram, _: self._list.concerned_by_route(datagram), lambda: self._list.all),
-                self._listen(nft, lambda datagram, _: self._list.concerned_by_nft(datagram), lambda: self._list.all),
-            ]
+            judged = {
+                route: lambda datagram, _: self._list.concerned_by_route(datagram),
+                nft: lambda datagram, _: self._list.concerned_by_nft(datagram),
+            }
+            self._host = self._listen(judged, lambda: self._list.all)
         elif not self._many:
             self._filter(self._list.route_filter())
         elif self._is_settled:
@@ -143,20 +150,35 @@ class Watch:
     def _listen_everywhere(self) -> Everywhere | None:
         if self._everywhere is None and self._is_shared:
             try:
-                made = self._everywhere = Everywhere()
-            except PermissionError:
-                # A service that was given no CAP_NET_BROADCAST.
-                self._is_shared = False
+                made = Everywhere()
+            except OSError as error:
+                # EPERM: a service that was given no CAP_NET_BROADCAST. Whatever else it is, there may be room for two in the run's own.
+                self._is_shared = error.errno != errno.EPERM
                 return None
-            for sock in made.sockets:
-                self._listen(sock, lambda _datagram, ancillary: made.concerned(ancillary), lambda: made.all)
+            try:
+                self._listen(dict.fromkeys(made.sockets, lambda _, ancillary: made.concerned(ancillary)), lambda: made.all)
+            except BaseException:
+                made.close()
+                raise
+            self._everywhere = made
         return self._everywhere
 
-    def _listen(self, sock: socket.socket, judge: _Judge, everyone: Callable[[], frozenset[str]]) -> int:
-        fd = sock.fileno()
-        self._judges[fd] = (sock, judge, everyone)
-        self._sources.register(fd, select.EPOLLIN)
-        return fd
+    def _listen(self, judged: Mapping[socket.socket, _Judge], everyone: Callable[[], frozenset[str]]) -> list[int]:
+        """To all of these sockets; or to none, and then they are closed."""
+        fds: list[int] = []
+        try:
+            for sock, judge in judged.items():
+                fd = sock.fileno()
+                self._sources.register(fd, select.EPOLLIN)
+                self._judges[fd] = (sock, judge, everyone)
+                fds.append(fd)
+        except BaseException:
+            for fd in fds:
+                self._forget(fd)
+            for sock in judged:
+                sock.close()
+            raise
+        return fds
 
     def _forget(self, fd: int) -> None:
         self._sources.unregister(fd)

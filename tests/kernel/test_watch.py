@@ -419,6 +419,59 @@ def test_who_watches_many_hears_of_their_namespaces_and_of_no_other(host: Host, 
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_run_that_cannot_be_watched_leaves_nothing_and_the_next_one_is(monkeypatch: pytest.MonkeyPatch, many: bool, fails: int) -> None:
+    """epoll_ctl(2) refuses one of its sockets: memory, or fs.epoll.max_user_watches."""
+
+    class Refusing:
+        def __init__(self, sources: select.epoll) -> None:
+            self.sources, self.left = sources, fails
+
+        def register(self, fd: int, events: int) -> None:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.sources.register(fd, events)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.sources, name)
+
+    made = Watch(many=many)
+    monkeypatch.setattr(made, "_sources", Refusing(made._sources))
+    with contextlib.ExitStack() as held:
+        held.callback(made.close)
+        one, other = (held.enter_context(Inside.new(run_id)) for run_id in ("one", "other"))
+        before = os.listdir("/proc/self/fd")
+
+        with pytest.raises(OSError, match="No space"):
+            made.add(Seal(run_id="one"), one, None)
+        assert os.listdir("/proc/self/fd") == before
+        made.add(Seal(run_id="other"), other, None)
+        subprocess.run(["nsenter", f"--net=/proc/self/fd/{other.fd}", "ip", "link", "set", "lo", "up"], check=True, pass_fds=(other.fd,))
+        assert settle(made) == {"other"}
+        made.remove("one")
+
+
+@pytest.mark.root
+def test_of_two_names_for_one_namespace_the_later_is_told_until_it_is_removed() -> None:
+    with Inside.new("shared") as inside:
+        everywhere = listeners.Everywhere()
+        everywhere.add("one", inside.fd)
+        everywhere.add("two", inside.fd)
+        told = [(270, 8, struct.pack("=i", 1))]
+
+        assert everywhere.concerned(told) == {"two"}
+        everywhere.remove("one")
+        assert everywhere.concerned(told) == {"two"}
+        assert everywhere.all == {"two"}
+        everywhere.remove("two")
+        everywhere.remove("two")
+        assert everywhere.concerned(told) == everywhere.all == NONE
+        everywhere.close()
+
+
+@pytest.mark.root
 def test_a_watch_rests_after_it_was_told_something_and_misses_nothing(host: Host, watched: Watch) -> None:
     host.run("ip", "link", "set", SEAL_ONE.ifname, "down")
     assert is_readable(watched, 5.0)
