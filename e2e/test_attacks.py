@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 import sealnet
@@ -402,6 +403,31 @@ def test_a_killed_sealnet_takes_its_payload_with_it(host: Host) -> None:
 
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=5, what="the payload is gone")
     assert host.sealnet("reap", "--orphans").stdout == "reaped  alone\n"
+
+
+def test_a_payload_cannot_write_the_environment_or_the_scripts_of_a_checkout(host: Host) -> None:
+    """scripts/start.py runs without site, so Python itself does not tell of a virtual environment (SEALNET_VENV: anywhere)."""
+    venv, installed = host.directory / "venv", Path(click.__file__).parents[1]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", venv], check=True)
+    packages = venv / "lib" / installed.parent.name / "site-packages"
+    packages.rmdir()
+    packages.symlink_to(installed)
+    scripts = Path(sealnet.__file__).parents[1] / "scripts"
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        return host.run(str(venv / "bin/python"), "-IS", str(scripts / "start.py"), "run", *argv, check=False, cwd=host.directory)
+
+    written = run("--report", "--user", "root", "--", "sh", "-c", "touch venv/pyvenv.cfg venv/planted; echo done")
+    bound = [run("--bind", str(path), "--chdir", "/", "--", "true") for path in (venv, venv / "bin", host.directory, scripts)]
+    (host.directory / "other").mkdir()
+    control = run("--bind", str(host.directory / "other"), "--user", "root", "--", "touch", "other/written")
+
+    assert (written.returncode, written.stdout) == (0, "done\n"), written.stderr
+    assert "the working directory was read-only in the run: sealnet itself is in it" in written.stderr
+    assert not (venv / "planted").exists()
+    assert [(one.returncode, "sealnet itself is in it" in one.stderr) for one in bound] == [(2, True)] * 4
+    assert control.returncode == 0, control.stderr
+    assert (host.directory / "other/written").exists()
 
 
 def test_a_payload_cannot_write_what_root_runs_next(host: Host) -> None:

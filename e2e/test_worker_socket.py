@@ -280,6 +280,29 @@ def test_a_caller_imports_nothing_any_more_once_its_payload_runs(worker: Worker)
     assert "ModuleNotFoundError" in run("exit 5").stderr
 
 
+def test_what_root_calls_from_another_installation_is_not_written_by_its_payload(worker: Worker) -> None:
+    """The worker knows where its own code lies, and the caller where its own does."""
+    checkout = worker.home(ALICE) / "checkout"
+    for part in ("sealnet", "scripts"):
+        shutil.copytree(Path(__file__).parents[1] / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    start = [sys.executable, "-IS", str(checkout / "scripts" / "start.py"), "run", "--worker", "always"]
+
+    def run(*argv: str, directory: Path = checkout) -> subprocess.CompletedProcess[str]:
+        return worker.host.run(*start, *argv, check=False, cwd=directory)
+
+    written = run("--report", "--", "sh", "-c", "touch sealnet/planted scripts/planted planted; echo done")
+    bound = [run("--bind", str(path), "--", "true", directory=Path("/")) for path in (checkout, checkout / "sealnet")]
+    (checkout.parent / "other").mkdir()
+    control = run("--", "touch", "written", directory=checkout.parent / "other")
+
+    assert (written.returncode, written.stdout) == (0, "done\n"), written.stderr
+    assert "the working directory was read-only in the run: sealnet itself is in it" in written.stderr
+    assert list(checkout.rglob("planted")) == []
+    assert [(one.returncode, "sealnet itself is in it" in one.stderr) for one in bound] == [(2, True)] * 2
+    assert control.returncode == 0, control.stderr
+    assert (checkout.parent / "other" / "written").exists()
+
+
 def test_the_log_of_a_proxy_is_its_owners(worker: Worker) -> None:
     running(
         worker, ALICE, "logged", "sh", "-c", "curl -s http://other.example/; echo done; exec sleep 60",
@@ -490,6 +513,10 @@ def test_detached_runs_are_waited_for_followed_and_killed(worker: Worker) -> Non
     assert (attached.communicate(timeout=90)[0], attached.returncode) == ("asked\n", 9)
     assert waiting.wait(60) == 9
     assert worker.call(ALICE, "wait", "apart").returncode == 9
+    # Who attaches too late is told how it has ended.
+    late = worker.call(ALICE, "attach", "apart")
+    assert (late.returncode, late.stdout, late.stderr) == (9, "", "")
+    assert worker.call(BOB, "attach", "apart").returncode == 125
     assert (worker.home(ALICE) / "out.log").read_text() == "one\nasked\n"
     assert (worker.home(ALICE) / "out.log").stat().st_uid == ALICE
     assert worker.call(ALICE, "run", "--detach", "--report", "--", "true").returncode == 2

@@ -42,7 +42,7 @@ def reach(where: str, *, always: bool, is_configured: bool) -> Connection | None
 def parameters(argv: Sequence[str], given: dict[str, Any], **more: Any) -> tuple[int, dict[str, Any]]:
     """The payload's uid, and what is asked. The run has its id from us: if we lose the worker, we can ask the next one by it."""
     from sealnet import caller
-    from sealnet.kernel import process
+    from sealnet.kernel import owncode, process
 
     if not argv:
         raise UsageError("cannot run: no command was given", hint="sealnet run [OPTIONS] -- COMMAND [ARG]...")
@@ -54,6 +54,12 @@ def parameters(argv: Sequence[str], given: dict[str, Any], **more: Any) -> tuple
     given["user"] = str(user.uid)
     given.setdefault("cwd", caller.working_directory())
     options = {name: value for name, value in given.items() if value is not None and name != "cwd"}
+    if os.geteuid() == 0:
+        # The worker knows where its own code lies, and this may be another installation, which root runs next.
+        for text in given.get("bind") or ():
+            owncode.require_not_in(os.path.realpath(plans.bind(text, writable=True, cwd=given["cwd"]).source))
+        if owncode.is_own_code(os.path.realpath(given["cwd"])):
+            options["share_cwd"] = False
     variables = environment.handed_on(inherited, tuple(given.get("pass_env") or ()))
     return user.uid, calling.render(argv, options, cwd=given["cwd"], environ=variables, **more)
 

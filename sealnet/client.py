@@ -382,7 +382,7 @@ def _is_readable(fd: int) -> bool:
 
 def unreachable(where: str, error: OSError) -> CannotSeal:
     """What to tell of a worker that is needed and not there."""
-    hint = "sudo systemctl start sealnet-worker.socket"
+    hint = "sudo systemctl start sealnet-worker.socket; without systemd: sudo sealnet worker"
     if isinstance(error, PermissionError):
         hint = "its group is `group` in config.toml (sealnet): sudo adduser USER sealnet, and log in again"
     return CannotSeal(f"cannot reach the worker at {where}: {error.strerror or error}", hint=hint)

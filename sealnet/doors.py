@@ -17,7 +17,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sealnet.errors import CannotSeal, UsageError
-from sealnet.kernel import libc, links, process
+from sealnet.kernel import libc, links, owncode, process
 from sealnet.kernel.netlink import Netlink
 from sealnet.model import config
 from sealnet.model.authority import shown
@@ -136,7 +135,7 @@ class Door:
             fds = (theirs.fileno(), *(() if meeting is None else (meeting.fileno(),)))
             try:
                 self.process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                    [sys.executable, "-I", "-m", "sealnet.door", *map(str, (user.uid, user.gid, *fds))],
+                    [*owncode.program("sealnet.door"), *map(str, (user.uid, user.gid, *fds))],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     # Not the caller's: a terminal can be read by whoever may write to it.

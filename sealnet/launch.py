@@ -15,7 +15,7 @@ from sealnet import builder, doors, prove, spawn
 from sealnet import seal as sealing
 from sealnet.doors import Door, Doorkeeper
 from sealnet.errors import CannotSeal, NoBroker, NotSealed, PoolExhausted, SealnetError, UsageError
-from sealnet.kernel import cgroup, nft, process, sysctl, versions
+from sealnet.kernel import cgroup, nft, owncode, process, sysctl, versions
 from sealnet.kernel.attempts import StandIn
 from sealnet.kernel.host import Host
 from sealnet.kernel.mounts import beneath
@@ -187,11 +187,7 @@ def to_hide(plan: Plan, state: State) -> tuple[str, ...]:
                 f"cannot make {path} writable in a run: the records of the runs are in {state.path}",
                 hint="work in another directory, or move them: SEALNET_STATE_DIR",
             )
-        if process.is_own_code(path):
-            raise UsageError(
-                f"cannot make {path} writable in a run: sealnet itself is in it, and root runs that next",
-                hint="--ro-bind, or another directory",
-            )
+        owncode.require_not_in(path)
     if hidden and plan.bwrap_args:
         raise UsageError(
             f"cannot use --bwrap-args here: the records of the runs are in {state.path}, which it could show",

@@ -11,7 +11,7 @@ from typing import Any
 
 from sealnet import caller
 from sealnet.errors import UsageError
-from sealnet.kernel import process
+from sealnet.kernel import owncode, process
 from sealnet.model import authority, buildargv, environment, names, policy
 from sealnet.model import plan as plans
 from sealnet.model.config import PATH, Config, parse
@@ -58,6 +58,7 @@ def plan(
     allow_userns: bool = False,
     preflight: bool = True,
     on_tamper: str = plans.RESTORE,
+    share_cwd: bool = True,
     cwd: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
@@ -87,7 +88,7 @@ def plan(
     )
     if chdir is None and here.startswith(("/dev/", "/proc/", "/sys/")):
         raise UsageError(f"cannot use the working directory {here}: a run has /dev, /proc and /sys of its own", hint="--chdir /")
-    is_shared = not (cwd_is_bound(here) and process.is_own_code(here))
+    is_shared = share_cwd and not (cwd_is_bound(here) and owncode.is_own_code(here))
     given = [(environment.variable_name(name, "--setenv"), value) for name, value in set_env]
     globs = tuple(pass_env)
     environment.require_one_meaning([name for name, _value in given], broker_names, has_proxy=confinement is policy.Confinement.ALLOWLIST)

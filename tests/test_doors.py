@@ -94,7 +94,7 @@ def test_what_a_door_says_is_passed_on(capfd: pytest.CaptureFixture[str]) -> Non
     finally:
         door.close()
 
-    assert capfd.readouterr().err == "usage: python -I -m sealnet.door UID GID FD [MEETING]\n"
+    assert capfd.readouterr().err == "usage: sealnet.door UID GID FD [MEETING]\n"
 
 
 def test_a_flood_for_the_callers_terminal_is_short_and_printable(

@@ -65,7 +65,7 @@ def measure(effort: Effort) -> Result:
     for name, values in told.items():
         group.add(name, values, control=None if name == control else control)
     result.notes += [f"{peer.name}: version {peer.version}." for peer in found]
-    result.notes.append("sealnet is started as the package starts it (python3 -IS), but for the last row of its own.")
+    result.notes.append("sealnet is started as the package starts it (python3 -IS), where nothing else is said.")
     result.notes.append(f"Ratios are to {SRT}, the rootless tool that is used most, with its defaults (nothing may be reached).")
     return result
 

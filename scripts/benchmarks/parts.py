@@ -88,16 +88,17 @@ def _imports(result: Result, effort: Effort, port: int) -> None:
         return {name: (time.perf_counter() - began) * 1e3}
 
     interpreter, whole = PACKAGED[:2], [*PACKAGED, "run", "--lease-port", str(port), "--", "true"]
-    found = f"import sys; sys.path += {[path for path in sys.path if path.startswith('/')]!r}; "
+    # Begun and ended as sealnet itself is.
+    found = f"import gc, os, sys; gc.set_threshold(50_000); sys.path += {[path for path in sys.path if path.startswith('/')]!r}; "
     measures = {
         "python, nothing imported": partial(wall, "python, nothing imported", *interpreter, "-c", "pass"),
-        "and click": partial(wall, "and click", *interpreter, "-c", f"{found}import click"),
+        "and click": partial(wall, "and click", *interpreter, "-c", f"{found}import click; os._exit(0)"),
         "and all that a run imports": partial(
             wall,
             "and all that a run imports",
             *interpreter,
             "-c",
-            f"{found}import sealnet.cli.run, sealnet.launch, sealnet.terminal, sealnet.supervise",
+            f"{found}import sealnet.cli.run, sealnet.launch, sealnet.terminal, sealnet.supervise; os._exit(0)",
         ),
         "sealnet --version": partial(wall, "sealnet --version", *PACKAGED, "--version"),
         "sealnet run, sealed, whole": partial(wall, "sealnet run, sealed, whole", *whole),

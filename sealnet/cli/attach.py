@@ -21,10 +21,18 @@ from sealnet.model import names
 def command(run_id: str) -> int:
     """Print what RUN has written to its --output file and goes on to write, hand on signals (^C is one), and exit with its status.
 
-    Several may be attached; when one is killed, the run goes on."""
+    Several may be attached; when one is killed, the run goes on. Of one that has ended only the status is known: read the file."""
+    from sealnet import client
     from sealnet.cli import remote
+    from sealnet.errors import NoSuchRun
 
     wanted = names.known_run_id(run_id)
     with remote.needed() as connection:
-        record = connection.ask("Inspect", run_id=wanted)["run"]
+        try:
+            record = connection.ask("Inspect", run_id=wanted)["run"]
+        except NoSuchRun:
+            # It may just have ended; where its output went has ended with it.
+            ended = client.ended(connection, wanted)
+            remote.tell_end(wanted, ended)
+            return int(ended["status"])
     return remote.follow(wanted, record["note"].get("output"), owner=(record["durable"] or {}).get("owner", 0))

@@ -86,6 +86,8 @@ def _unproved(shown: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(shown: dict[str, Any]) -> None:
+    # A run that is severed has a link's name and no link.
+    shown = {**shown, "ifname": shown["ifname"] if shown["subnet"] is not None else None}
     for name in ("run_id", "state", "confinement", "user", "command", "pid", "subnet", "gateway", "sandbox", "ifname", "netns", "cgroup"):
         click.echo(f"{name:<12} {clean(str(shown[name])) if shown[name] is not None else '-'}")
     click.echo(f"{'age':<12} {duration(time.time() - shown['started'])}")

@@ -93,6 +93,9 @@ def run(
 
 def detached(connection: Connection, argv: Sequence[str], given: dict[str, Any], *, output: str | None) -> int:
     """Start it and leave it alone; its id on stdout."""
+    # Now: a payload may be able to write where sealnet itself lies.
+    import sealnet.cli.table  # noqa: F401
+
     with connection, contextlib.ExitStack() as held:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         held.callback(os.close, null)

@@ -29,7 +29,7 @@ _ENVIRONMENT = {"LOCALDOMAIN": "", "RES_OPTIONS": "timeout:2 attempts:2"}
 def main() -> None:
     words = sys.argv[1:]
     if len(words) not in (3, 4) or not all(word.isdecimal() for word in words) or not all(0 < int(word) < 2**32 - 1 for word in words[:2]):
-        sys.exit("usage: python -I -m sealnet.door UID GID FD [MEETING]")
+        sys.exit("usage: sealnet.door UID GID FD [MEETING]")
     uid, gid, *given = map(int, words)
     os.chdir("/")
     os.umask(0o077)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sealnet.errors import CannotSeal
-from sealnet.kernel import libc, messages, nft, process
+from sealnet.kernel import libc, messages, nft, owncode, process
 
 # A request is [nft commands, whether JSON is wanted], an answer [code, output, error].
 _WITHIN_S = 30.0
@@ -86,7 +86,7 @@ class Helper:
             fds = (theirs.fileno(), *self._namespaces)
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-m", "sealnet.kernel.nfthelper", *map(str, fds)],
+                    [*owncode.program("sealnet.kernel.nfthelper"), *map(str, fds)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=fds,
@@ -160,7 +160,7 @@ def _run_in(netns: int, home: int, text: str, *, as_json: bool) -> tuple[int, st
 
 def main() -> None:
     if len(sys.argv) != 4 or not all(word.isdecimal() for word in sys.argv[1:]):
-        sys.exit("usage: python -I -m sealnet.kernel.nfthelper FD NETNS MNTNS")
+        sys.exit("usage: sealnet.kernel.nfthelper FD NETNS MNTNS")
     fd, *namespaces = map(int, sys.argv[1:])
     for namespace, kind in zip(namespaces, (libc.CLONE_NEWNET, libc.CLONE_NEWNS), strict=True):
         libc.setns(namespace, kind)

@@ -8,7 +8,6 @@ import pwd
 import re
 import stat
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,17 +52,6 @@ def too_old(name: str, needed: str) -> str | None:
     if found and [int(part) for part in found.split(".")] < [int(part) for part in needed.split(".")]:
         return f"found {name} {found}, needed {needed}"
     return None
-
-
-def is_own_code(path: str) -> bool:
-    """Whether this program's own code is in `path`, or `path` in that: the package, and the virtual environment that it runs from.
-
-    `path` is a real one: to resolve it again would race with who may change it.
-    """
-    places = [os.path.dirname(os.path.dirname(os.path.realpath(__file__)))]
-    if sys.prefix != sys.base_prefix:
-        places.append(os.path.realpath(sys.prefix))
-    return any(os.path.commonpath((path, place)) in (path, place) for place in places)
 
 
 def boot_id() -> str:

@@ -26,6 +26,7 @@ INTERFACE = "io.sealnet.Worker"
 _SAME = (
     "run_id", "network", "lease_port", "broker", "allow", "allow_private", "allow_unenforced_egress", "broker_env", "pass_env", "bind",
     "ro_bind", "tmpfs", "chdir", "user", "timeout_s", "grace_s", "fallback", "allow_userns", "preflight", "on_tamper",
+    "share_cwd",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any, NamedTuple, Self
 
-from sealnet.kernel import identity, messages, process
+from sealnet.kernel import identity, messages, owncode, process
 from sealnet.records import State
 from sealnet.worker import member
 
@@ -23,7 +23,7 @@ _GARBAGE = 700
 _ENVIRONMENT = {"PATH": ":".join(process.TOOL_PATH), "LANG": "C.UTF-8"}
 # mallopt(3). With an arena for each thread a process that has launched many at once keeps 8 MB more.
 _SMALL = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
-_PROGRAM = (sys.executable, "-I", "-m", "sealnet.worker.member")
+_PROGRAM = owncode.program("sealnet.worker.member")
 
 
 class Forked(NamedTuple):

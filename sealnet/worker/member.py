@@ -242,7 +242,7 @@ def _is_readable(connection: socket.socket) -> bool:
 
 def main() -> None:
     if len(sys.argv) != 4 or not all(word.isdecimal() for word in sys.argv[1:3]):
-        sys.exit("usage: python -I -m sealnet.worker.member FD WORKER STATE")
+        sys.exit("usage: sealnet.worker.member FD WORKER STATE")
     control, state = socket.socket(fileno=int(sys.argv[1])), State(sys.argv[3])
     identity.die_with(int(sys.argv[2]))
     gc.collect()
