@@ -65,7 +65,7 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         program.write_text(_DOOR.format(python=sys.executable, does=does))
         program.chmod(0o755)
         with monkeypatch.context() as patched:
-            patched.setattr(doors.sys, "executable", str(program))
+            patched.setattr(doors.owncode, "program", lambda module: (str(program), module))
             made.append(Door(SOMEBODY))
         return made[-1]
 
