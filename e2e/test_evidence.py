@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,32 @@ for number in range(int(sys.argv[1])):
     assert (few["tally"], len(few["tried"])) == ("whole", ruleset.TALLY // 2)
     assert many["tally"] == "full"
     assert ruleset.TALLY - 96 <= len({row["address"] for row in many["tried"]}) == len(many["tried"]) <= ruleset.TALLY
+
+
+def test_attempts_of_proofs_take_room_and_that_is_told(host: Host) -> None:
+    """Each `check` tries a port of its own: in the end nothing of the payload's has a place, and it has not tried nothing for that."""
+    script = """import socket, sys
+for number in range(int(sys.argv[1])):
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", (f"198.51.{number >> 8}.{number & 255}", 9))
+    except PermissionError:
+        pass
+print("tried", flush=True)
+sys.stdin.read()
+"""
+    run = host.spawn(*SEALNET, "run", "--run-id", "busy", "--", "python3", "-c", script, str(ruleset.TALLY + 9), stdin=subprocess.PIPE)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "tried\n"
+    # As if proofs had tried most of what stands there.
+    with (host.state / "runs/busy/probed").open("a") as file:
+        file.write("".join(f"198.51.{number >> 8}.{number & 255} udp 9\n" for number in range(ruleset.TALLY)))
+
+    shown = json.loads(host.sealnet("inspect", "busy", "--json").stdout)
+    people = host.sealnet("inspect", "busy").stdout
+
+    assert (shown["tally"], len(shown["tried"]) < 10) == ("full", True)
+    assert "and perhaps more" in people
+    run.communicate("", timeout=60)
 
 
 def test_many_bundles_are_as_enforced_as_the_least(host: Host) -> None:

@@ -28,7 +28,8 @@ TIMED_OUT, _KILLED = 124, 137
 class Ended:
     """A run of which nothing is left. `status` is the payload's own, 128+n when signal n ended it, 124 at its timeout.
 
-    `tried`: (address, protocol, port, packets) of what it tried to reach beside its lease. `killed`: what others had changed about its seal
+    `tried`: (address, protocol, port, packets) of what it tried to reach beside its lease, `counted` how much of it that is, as
+    `sealnet.model.tally.counted` tells it: `none` where nobody has looked. `killed`: what others had changed about its seal
     when it was ended for that. `fault`: what could not be taken away, and stays until it is reaped. `at_s`: seconds since boot.
     """
 
@@ -39,6 +40,7 @@ class Ended:
     at_s: float
     receipt: dict[str, Any] | None = None
     tried: tuple[tuple[str, str, int, int], ...] = ()
+    counted: str = "none"
     events: tuple[dict[str, Any], ...] = ()
     killed: str | None = None
     fault: str | None = None

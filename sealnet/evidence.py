@@ -17,12 +17,12 @@ from sealnet.errors import CannotSeal, SealnetError, UsageError
 from sealnet.kernel.output import Directory
 from sealnet.kernel.planted import open_plain, read_plain
 from sealnet.model import evidence, lock, names
+from sealnet.model import tally as tallies
 from sealnet.model.egressfold import Tally
 from sealnet.model.evidence import ENVIRONMENT, LOG_SUFFIX, PLAN, RECEIPT, Bundle, EvidenceFold, Log, Told
 from sealnet.model.plan import Plan
 from sealnet.model.policy import Confinement
 from sealnet.model.receipt import Receipt
-from sealnet.model.tally import covered
 from sealnet.running import Run
 
 _DIES_WITHIN_S = 5.0
@@ -89,11 +89,11 @@ class Evidence:
             if not never and run.record.state == "running":
                 with contextlib.suppress(SealnetError):
                     status = run.poll()
-        tally, tried = "none", None
+        found = None
         with contextlib.suppress(SealnetError, OSError):
-            rows = run.tried()
-            tally = covered(run.record.confinement, run.record.events, rows)
-            tried = None if tally == "none" else [dict(zip(_TRIED, row, strict=True)) for row in rows]
+            found = run.counted_attempts()
+        tally = tallies.told(tallies.counted(run.record.confinement, found), run.record.events)
+        tried = None if found is None or tally == "none" else [dict(zip(_TRIED, row, strict=True)) for row in found.rows]
         try:
             self._log = self._copy_log(run)
             if self._log is None and run.record.confinement != str(Confinement.ALLOWLIST):

@@ -258,7 +258,8 @@ class Guard:
 
     def _note(self, event: str, detail: str) -> None:
         events = self._claim.record.events
-        if len(events) < MOST_EVENTS:
+        # The first of its kind is always told: what the record claims may hang on it (a tally that began anew).
+        if len(events) < MOST_EVENTS or all(one["event"] != event for one in events):
             # A payload that runs is not ended because its record cannot be written (a full /run).
             with contextlib.suppress(CannotSeal):
                 self._claim.update(events=(*events, {"time": time.time(), "event": event, "detail": detail}))

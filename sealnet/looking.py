@@ -12,9 +12,9 @@ from sealnet.errors import NoSuchRun
 from sealnet.kernel import process
 from sealnet.kernel.host import Host
 from sealnet.kernel.planted import open_plain
+from sealnet.model import tally
 from sealnet.model.egressfold import Tally
 from sealnet.model.record import Record, seal_of
-from sealnet.model.tally import covered
 from sealnet.records import State
 
 # Of a run whose record cannot be read: the same keys, so that whoever reads a listing need not ask for each.
@@ -67,9 +67,9 @@ def inspect(state: State, run_id: str) -> dict[str, Any]:
     try:
         shown["counters"] = host.counters(seal)
         shown["leased"] = host.has_lease(seal) if seal.subnet is not None else None
-        tried = host.tried(inside, state.probed(run_id)) if inside is not None else []
-        shown["tried"] = [dict(zip(keys, row, strict=True)) for row in tried]
-        shown["tally"] = covered(record.confinement, record.events, tried)
+        found = host.tried(inside, state.probed(run_id)) if inside is not None else None
+        shown["tried"] = [dict(zip(keys, row, strict=True)) for row in (found.rows if found is not None else ())]
+        shown["tally"] = tally.told(tally.counted(record.confinement, found), record.events)
         shown["denied"] = [dict(zip(keys, row, strict=True)) for row in (host.denied(seal) if seal.subnet is not None else [])]
     finally:
         if inside is not None:

@@ -32,6 +32,7 @@ from sealnet.model.plan import Plan, Seal, User
 from sealnet.model.policy import Confinement
 from sealnet.model.receipt import Receipt
 from sealnet.model.record import Record
+from sealnet.model.tally import Tally
 from sealnet.records import Claim
 
 _BWRAP = "0.8.0"
@@ -114,7 +115,8 @@ class Run:
         self.is_waited_away = False
         """Whether `wait` leaves nothing of it: for callers of the Python API."""
         self._final: int | None = None
-        self._tried: list[tuple[str, str, int, int]] | None = None
+        self._tried: Tally | None = None
+        """As it was read at the end."""
         self.receipt_to: Sink | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
@@ -526,7 +528,7 @@ class Run:
             # Somebody may have taken it away meanwhile, and its id be another's.
             if self.claim.stands():
                 self.kill()
-            self._tried = self.tried()
+            self._tried = self._read_tried()
         finally:
             self._final = status
             self._end(None)
@@ -561,10 +563,16 @@ class Run:
 
     def tried(self) -> list[tuple[str, str, int, int]]:
         """(address, protocol, port, packets) of what the payload tried to reach beside its lease."""
-        if self._tried is not None:
-            return self._tried
+        tally = self.counted_attempts()
+        return [] if tally is None else list(tally.rows)
+
+    def counted_attempts(self) -> Tally | None:
+        """The same with how much of it that is; None where nothing is counted, or nothing can be read."""
+        return self._read_tried() if self._tried is None else self._tried
+
+    def _read_tried(self) -> Tally | None:
         if self.inside is None or not self.seal_stands:
-            return []
+            return None
         return self.host.tried(self.inside, self.claim.state.probed(self.run_id))
 
     def check(self) -> dict[str, Any]:

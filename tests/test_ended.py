@@ -66,6 +66,7 @@ def test_an_end_that_nobody_saw_is_told_by_the_record_and_by_bwrap(
 
     found = ended.read(state, record.run_id)
     assert (None if found is None else found.status) == status
+    assert found is None or found.counted == "none"
 
 
 def test_an_end_that_is_known_is_not_told_anew_but_for_the_next_run_of_that_id(state: State) -> None:

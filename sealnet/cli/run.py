@@ -129,7 +129,7 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
     from sealnet.cli.table import event_lines, tried_lines
     from sealnet.kernel.host import Host
     from sealnet.kernel.output import Output, Sink, Sinks
-    from sealnet.model.tally import covered
+    from sealnet.model import tally
     from sealnet.records import State
     from sealnet.supervise import Signals, Supervisor
 
@@ -168,7 +168,7 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
             if own is not None:
                 own.spawned()
             status = Supervisor(run, signals, own).run()
-            tried = run.tried() if report else []
+            found = run.counted_attempts() if report else None
         finally:
             try:
                 run.close(status)
@@ -184,7 +184,8 @@ def supervised(plan: Any, *, report: bool, receipt: str | None, evidence: str | 
         if report:
             if not plan.cwd_is_shared:
                 click.echo("sealnet: the working directory was read-only in the run: sealnet itself is in it", err=True)
-            for line in (*event_lines(run.record.events), *tried_lines(tried, covered(run.record.confinement, run.record.events, tried))):
+            told = tally.told(tally.counted(run.record.confinement, found), run.record.events)
+            for line in (*event_lines(run.record.events), *tried_lines(() if found is None else found.rows, told)):
                 click.echo(line, err=True)
     return status
 

@@ -38,10 +38,10 @@ def _cut(text: str, width: int) -> str:
 def tried_lines(tried: Sequence[tuple[str, str, int, int]], tally: str = "whole") -> Iterator[str]:
     """(address, protocol, port, packets) of what a run tried, for people. `tally` is as `sealnet.model.tally` tells it."""
     if tally == "none":
-        yield "tried        not recorded: an open run has no filter"
+        yield "tried        not recorded: it is an open run, which has no filter, or nobody could read it"
         return
     since = " since its filter was put back; what it tried before is lost" if tally == "cut" else ""
-    if not tried:
+    if not tried and tally != "full":
         yield f"tried        nothing beside its lease{since}"
         return
     yield f"tried, and refused{since}:"

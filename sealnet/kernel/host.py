@@ -23,6 +23,7 @@ from sealnet.model.check import Check, Seen, Side
 from sealnet.model.firewall import Blame
 from sealnet.model.plan import Seal
 from sealnet.model.subnets import Occupant
+from sealnet.model.tally import Tally
 
 # What a payload's resolv.conf names, so that lookups are seen.
 RESOLVER = IPv4Address("192.0.2.53")
@@ -244,8 +245,8 @@ class Host:
         """Who keeps the broker from a run that could not reach it: `probe`, one more try, with its packets traced."""
         return firewall.blame(seal.ifname, port, probe)
 
-    def tried(self, inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> list[tuple[str, str, int, int]]:
-        """(address, protocol, port, packets) of everything that the payload tried to reach beside its lease; `probed` are proofs' own."""
+    def tried(self, inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> Tally:
+        """Everything that the payload tried to reach beside its lease; `probed` are proofs' own."""
         return within.tried(inside, probed)
 
     def denied(self, seal: Seal) -> list[tuple[str, str, int, int]]:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from sealnet.model.ruleset import TALLY
+from typing import Any, NamedTuple
 
 # (address, protocol, port, packets)
 Row = tuple[str, str, int, int]
 
-# So many rows are the proofs' own at most: they stand in the same sets, and are not listed.
-_PROBES = 96
+
+class Tally(NamedTuple):
+    """What was counted, as it was read. `is_full`: the kernel's set has no room left, so there may be more."""
+
+    rows: tuple[Row, ...]
+    is_full: bool
 
 
-def covered(confinement: str | None, events: Sequence[Mapping[str, Any]], tried: Sequence[Row], *, listed: int | None = None) -> str:
-    """`whole`, `cut` (counting began anew with a filter that was put back), `full` (there may be more than is listed), or `none` (open).
-
-    `listed` is how many rows are shown of those that were counted, where not all are.
-    """
-    if confinement == "open":
+def counted(confinement: str | None, tally: Tally | None) -> str:
+    """`whole`, `full` (there may be more than is listed) or `none` (an open run, or it could not be read)."""
+    if confinement == "open" or tally is None:
         return "none"
+    return "full" if tally.is_full else "whole"
+
+
+def told(count: str, events: Sequence[Mapping[str, Any]], *, is_cut_short: bool = False) -> str:
+    """The same, by what is known at the end: `cut` where counting began anew with a filter that was put back; `full` also where what is
+    shown is cut short.
+    """
+    if count == "none":
+        return count
     if any(event.get("event") == "filter-changed" for event in events):
         return "cut"
-    of_ipv6 = sum(":" in address for address, *_ in tried)
-    most = max(of_ipv6, len(tried) - of_ipv6)
-    return "full" if most >= TALLY - _PROBES or (listed is not None and listed < len(tried)) else "whole"
+    return "full" if is_cut_short else count

@@ -210,7 +210,7 @@ class Crew:
         """Have a run taken away that has ended so; None: it could not be, and is still to be. What is open of it stays the caller's."""
         order = End(record=run.record, config=run.config, ended=ended)
         answer = self._ask(order, handover.descriptors(run))
-        return replace(ended, tried=answer.tried, fault=answer.fault) if isinstance(answer, Gone) else None
+        return replace(ended, tried=answer.tried, counted=answer.counted, fault=answer.fault) if isinstance(answer, Gone) else None
 
     def _code(self, member: _Member, pid: int) -> int | None:
         """What wait(2) told of a bwrap that this member has started."""

@@ -12,6 +12,7 @@ from sealnet import ended as ends
 from sealnet import reap
 from sealnet.ended import Ended
 from sealnet.errors import SealnetError
+from sealnet.model import tally
 from sealnet.records import State, is_at
 from sealnet.running import Run
 
@@ -23,10 +24,10 @@ def finish(run: Run, ended: Ended, keep: Callable[[Ended], None]) -> Ended:
 
     `keep` is told before anything is taken away, and again if something of it stays.
     """
-    tried: list[tuple[str, str, int, int]] = []
+    found = None
     with contextlib.suppress(SealnetError, OSError):
-        tried = run.tried()
-    ended = replace(ended, tried=tuple(tried))
+        found = run.counted_attempts()
+    ended = replace(ended, tried=() if found is None else found.rows, counted=tally.counted(run.record.confinement, found))
     keep(ended)
     run.end_is_kept = True
     # By descriptor, and not by its lock: this process may not be the only one that has that.

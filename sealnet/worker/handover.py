@@ -66,6 +66,7 @@ class Gone:
     """What is to be added to how a run has ended. `fault`: something of it stays."""
 
     tried: tuple[tuple[str, str, int, int], ...]
+    counted: str
     fault: str | None
 
 

@@ -191,7 +191,7 @@ class Member:
             ended = ending.finish(run, order.ended, keep)
         finally:
             run.let_go()
-        return Gone(tried=ended.tried, fault=ended.fault)
+        return Gone(tried=ended.tried, counted=ended.counted, fault=ended.fault)
 
     # How what was started here has ended
 

@@ -19,13 +19,12 @@ from sealnet.doors import LOG
 from sealnet.ended import Ended
 from sealnet.errors import CannotSeal, CannotTearDown, NoSuchRun, SealnetError, TooMany, UsageError
 from sealnet.kernel.planted import open_plain
-from sealnet.model import calling, idl, names, policy
+from sealnet.model import calling, idl, names, policy, tally
 from sealnet.model.config import Config
 from sealnet.model.egressfold import Tally
 from sealnet.model.evidence import RECEIPT
 from sealnet.model.idl import Interface
 from sealnet.model.record import Record
-from sealnet.model.tally import covered
 from sealnet.model.varlink import Call
 from sealnet.model.version import VERSION
 from sealnet.records import State
@@ -533,11 +532,10 @@ class _Refusal:
 
 
 def _document(ended: Ended) -> dict[str, Any]:
-    confinement = (ended.receipt or {}).get("confinement")
     return {
         **{name: getattr(ended, name) for name in ("status", "receipt", "killed", "fault")},
         "tried": [dict(zip(_TRIED, row, strict=True)) for row in ended.tried[:_MOST_TRIED]],
-        "tally": covered(confinement, ended.events, ended.tried, listed=_MOST_TRIED),
+        "tally": tally.told(ended.counted, ended.events, is_cut_short=len(ended.tried) > _MOST_TRIED),
         "events": list(ended.events),
     }
 

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from sealnet.model.ruleset import TALLY
-from sealnet.model.tally import Row, covered
+from sealnet.model.tally import Tally, counted, told
+
+ROWS = (("192.0.2.1", "udp", 9, 1),)
 
 
-def rows(ipv4: int, ipv6: int = 0) -> list[Row]:
-    return [("192.0.2.1", "udp", port, 1) for port in range(ipv4)] + [("2001:db8::1", "udp", port, 1) for port in range(ipv6)]
+def test_what_could_not_be_read_is_not_nothing() -> None:
+    assert counted("sealed", Tally((), is_full=False)) == "whole"
+    assert counted("sealed", None) == "none"
+    assert counted("open", Tally((), is_full=False)) == counted("open", None) == "none"
+    assert counted("severed", Tally((), is_full=True)) == counted("severed", Tally(ROWS, is_full=True)) == "full"
 
 
 @pytest.mark.parametrize(
-    ("tried", "told"),
+    ("count", "events", "is_cut_short", "expected"),
     [
-        (rows(0), "whole"),
-        (rows(3000, 3000), "whole"),
-        (rows(TALLY), "full"),
-        # Some of what the sets hold is the proofs' own.
-        (rows(TALLY - 20), "full"),
-        (rows(0, TALLY - 20), "full"),
-        (rows(TALLY - 200, 10), "whole"),
+        ("whole", [], False, "whole"),
+        ("whole", [], True, "full"),
+        ("full", [], False, "full"),
+        ("whole", [{"event": "lease-lost"}], False, "whole"),
+        ("full", [{"event": "filter-changed"}], False, "cut"),
+        ("whole", [{"event": "filter-changed"}], True, "cut"),
+        ("none", [{"event": "filter-changed"}], True, "none"),
     ],
 )
-def test_a_tally_that_may_lack_something_says_so(tried: list[Row], told: str) -> None:
-    assert covered("sealed", [], tried) == told
-    assert covered("sealed", [{"event": "filter-changed"}], tried) == "cut"
-    assert covered("sealed", [{"event": "lease-lost"}], tried) == told
-    assert covered("open", [], tried) == "none"
-
-
-def test_what_is_shown_in_part_is_not_whole() -> None:
-    assert covered("severed", [], rows(10), listed=10) == "whole"
-    assert covered("severed", [], rows(10, 1), listed=10) == "full"
+def test_a_tally_that_may_lack_something_says_so(count: str, events: list[dict[str, Any]], is_cut_short: bool, expected: str) -> None:
+    assert told(count, events, is_cut_short=is_cut_short) == expected
