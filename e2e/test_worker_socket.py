@@ -294,6 +294,7 @@ def test_what_root_calls_from_another_installation_is_not_written_by_its_payload
     bound = [run("--bind", str(path), "--", "true", directory=Path("/")) for path in (checkout, checkout / "sealnet")]
     (checkout.parent / "other").mkdir()
     control = run("--", "touch", "written", directory=checkout.parent / "other")
+    top = run("--report", "--", "true", directory=Path("/"))
 
     assert (written.returncode, written.stdout) == (0, "done\n"), written.stderr
     assert "the working directory was read-only in the run: sealnet itself is in it" in written.stderr
@@ -301,6 +302,8 @@ def test_what_root_calls_from_another_installation_is_not_written_by_its_payload
     assert [(one.returncode, "sealnet itself is in it" in one.stderr) for one in bound] == [(2, True)] * 2
     assert control.returncode == 0, control.stderr
     assert (checkout.parent / "other" / "written").exists()
+    # Nothing of it is the payload's to write anyway.
+    assert (top.returncode, "read-only" in top.stderr) == (0, False)
 
 
 def test_the_log_of_a_proxy_is_its_owners(worker: Worker) -> None:
@@ -513,6 +516,10 @@ def test_detached_runs_are_waited_for_followed_and_killed(worker: Worker) -> Non
     assert (attached.communicate(timeout=90)[0], attached.returncode) == ("asked\n", 9)
     assert waiting.wait(60) == 9
     assert worker.call(ALICE, "wait", "apart").returncode == 9
+    # A payload may have made a link on the way, to where root writes.
+    (worker.home(ALICE) / "logs").symlink_to("/run")
+    linked = worker.call(ALICE, "run", "--detach", "--output", "logs/out.log", "--", "true")
+    assert (linked.returncode, "it is a symbolic link" in linked.stderr) == (2, True)
     # Who attaches too late is told how it has ended.
     late = worker.call(ALICE, "attach", "apart")
     assert (late.returncode, late.stdout, late.stderr) == (9, "", "")

@@ -14,6 +14,7 @@ from sealnet.client import Connection, RemoteRun
 from sealnet.errors import CannotSeal, SealnetError, UsageError
 from sealnet.model import calling, environment, policy
 from sealnet.model import plan as plans
+from sealnet.model.view import cwd_is_bound
 
 if TYPE_CHECKING:
     from sealnet.kernel.output import Directory, Output
@@ -58,7 +59,8 @@ def parameters(argv: Sequence[str], given: dict[str, Any], **more: Any) -> tuple
         # The worker knows where its own code lies, and this may be another installation, which root runs next.
         for text in given.get("bind") or ():
             owncode.require_not_in(os.path.realpath(plans.bind(text, writable=True, cwd=given["cwd"]).source))
-        if owncode.is_own_code(os.path.realpath(given["cwd"])):
+        here = os.path.realpath(given["cwd"])
+        if cwd_is_bound(here) and owncode.is_own_code(here):
             options["share_cwd"] = False
     variables = environment.handed_on(inherited, tuple(given.get("pass_env") or ()))
     return user.uid, calling.render(argv, options, cwd=given["cwd"], environ=variables, **more)

@@ -95,16 +95,14 @@ def detached(connection: Connection, argv: Sequence[str], given: dict[str, Any],
     """Start it and leave it alone; its id on stdout."""
     # Now: a payload may be able to write where sealnet itself lies.
     import sealnet.cli.table  # noqa: F401
+    from sealnet.kernel.output import emptied
 
     with connection, contextlib.ExitStack() as held:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         held.callback(os.close, null)
         out = null
         if output is not None:
-            try:
-                out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            except OSError as e:
-                raise UsageError(f"cannot use --output {output}: {e.strerror}") from e
+            out = emptied(output, "--output")
             held.callback(os.close, out)
         _uid, parameters = asking.parameters(argv, given, detach=True, output=None if output is None else os.path.abspath(output))
         fds = [null, out, out, *held.enter_context(asking.opened_paths(given))]

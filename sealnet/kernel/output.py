@@ -154,6 +154,18 @@ def _leads_to(path: str, directory: int) -> bool:
         return False
 
 
+def emptied(path: str, option: str) -> int:
+    """A descriptor of a file to append to, emptied, and made where it is missing. Raises UsageError: a link is on the way, for example."""
+    directory = _open(os.path.dirname(os.path.abspath(path)), path, option)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(os.path.basename(path), flags, 0o644, dir_fd=directory)
+    except OSError as e:
+        raise UsageError(f"cannot use {option} {path}: {e.strerror}") from e
+    finally:
+        os.close(directory)
+
+
 def _open(directory: str, told: str, option: str) -> int:
     at = os.open("/", _DIRECTORY)
     passed = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 from sealnet.errors import UsageError
 
@@ -28,16 +29,40 @@ def require_not_in(path: str) -> None:
         )
 
 
-def _places() -> list[str]:
-    """The package, what starts it in a checkout, and the virtual environment."""
-    found, scripts = [_PACKAGE], f"{os.path.dirname(_PACKAGE)}/scripts"
-    if os.path.exists(f"{scripts}/start.py"):
-        found.append(os.path.realpath(scripts))
-    # Without site (python -S), sys.prefix does not tell of one.
-    for prefix in {sys.prefix, os.path.dirname(os.path.dirname(sys.executable))} - {sys.base_prefix}:
-        if os.path.exists(f"{prefix}/pyvenv.cfg"):
-            found.append(os.path.realpath(prefix))
-    return found
+def _places() -> set[str]:
+    """The package, what starts it in a checkout, the virtual environment and whatever else is imported from; and each link on the way,
+    for who can put another in its place decides what is found there.
+    """
+    above = os.path.dirname(_PACKAGE)
+    named = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *_installed()]
+    if os.path.exists(f"{above}/scripts/start.py"):
+        named += [f"{above}/scripts", f"{above}/pyproject.toml"]
+    if sys.executable:
+        # Without site (python -S), sys.prefix does not tell of a virtual environment.
+        named += [sys.executable, *(prefix for prefix in _prefixes() if os.path.exists(f"{prefix}/pyvenv.cfg"))]
+    return {place for path in named for place in _on_the_way(os.path.abspath(path))}
+
+
+def _prefixes() -> set[str]:
+    return {sys.prefix, os.path.dirname(os.path.dirname(sys.executable))} - {sys.base_prefix}
+
+
+def _installed() -> list[str]:
+    return [path for path in sys.path if path.startswith("/") and os.path.basename(path) in ("site-packages", "dist-packages")]
+
+
+def _on_the_way(path: str, most: int = 40) -> Iterator[str]:
+    """The real path, and those of the links that lead to it."""
+    here, parts = "/", path.split("/")
+    while parts:
+        here = os.path.normpath(os.path.join(here, parts.pop(0)))
+        if most and os.path.islink(here):
+            yield here
+            most -= 1
+            target = os.readlink(here)
+            here = "/" if target.startswith("/") else os.path.dirname(here)
+            parts = [*target.split("/"), *parts]
+    yield here
 
 
 def program(module: str) -> tuple[str, ...]:
@@ -45,5 +70,4 @@ def program(module: str) -> tuple[str, ...]:
 
     Nothing in the caller's directory, no .pth file of anybody's, and /usr/local only where this process has it: the part is root's.
     """
-    installed = (path for path in sys.path if path.startswith("/") and os.path.basename(path) in ("site-packages", "dist-packages"))
-    return (sys.executable, "-IS", _PART, *dict.fromkeys((os.path.dirname(_PACKAGE), *installed)), "--", module)
+    return (sys.executable, "-IS", _PART, *dict.fromkeys((os.path.dirname(_PACKAGE), *_installed())), "--", module)

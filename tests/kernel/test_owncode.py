@@ -35,6 +35,28 @@ def test_a_virtual_environment_is_known_by_its_interpreter_alone(monkeypatch: py
     assert [owncode.is_own_code(path) for path in (inside, str(tmp_path), beside)] == [True, True, False]
 
 
+def test_each_link_on_the_way_is_its_own_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever can put another in its place decides what runs."""
+    for name in ("real/venv/bin", "real/packages", "project", "further", "beside"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "real/venv/pyvenv.cfg").touch()
+    (tmp_path / "project/.venv").symlink_to("../further/venv")
+    (tmp_path / "further/venv").symlink_to(tmp_path / "real/venv")
+    (tmp_path / "project/site-packages").symlink_to("../real/packages")
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/project/.venv/bin/python")
+    monkeypatch.setattr(sys, "path", [*sys.path, f"{tmp_path}/project/site-packages"])
+
+    own = {name: owncode.is_own_code(str(tmp_path / name)) for name in ("real/venv", "real/packages", "project", "further", "beside")}
+
+    assert own == {"real/venv": True, "real/packages": True, "project": True, "further": True, "beside": False}
+    (tmp_path / "project/.venv").unlink()
+    (tmp_path / "project/.venv").symlink_to(".venv")
+    assert owncode.is_own_code(str(tmp_path / "project"))
+    monkeypatch.setattr(sys, "executable", None)
+    assert owncode.is_own_code(str(PACKAGE))
+
+
 def test_a_part_imports_what_its_program_does_and_runs_no_pth_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     packages, planted = tmp_path / "site-packages", tmp_path / "here"
     for directory in (packages, planted):
