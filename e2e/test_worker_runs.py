@@ -302,7 +302,7 @@ def test_no_run_is_used_by_two_threads_at_once(host: Host, monkeypatch: pytest.M
 
         monkeypatch.setattr(kind, name, call)
 
-    for name in ("release", "kill", "close", "tried", "wait_end", "leave"):
+    for name in ("release", "kill", "close", "counted_attempts", "wait_end", "leave"):
         watched(Run, name, id)
     watched(Upkeep, "serve", lambda upkeep: next((id(run) for run in alive if run._upkeep is upkeep), 0))
     alive: list[Run] = []
@@ -326,7 +326,7 @@ def test_no_run_is_used_by_two_threads_at_once(host: Host, monkeypatch: pytest.M
 
     in_worker(host, story, crew=0)
     assert clashes == []
-    assert min(seen[name] for name in ("release", "kill", "close", "tried", "wait_end", "serve")) > 2
+    assert min(seen[name] for name in ("release", "kill", "close", "counted_attempts", "wait_end", "serve")) > 2
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
