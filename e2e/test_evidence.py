@@ -202,16 +202,18 @@ def test_each_confinement_has_its_evidence(host: Host) -> None:
     assert (plan["sha256"], plan["plan"]["lease_port"]) == (sealed["plan_sha256"], 8080)
 
 
-def test_more_attempts_than_can_be_listed_are_not_told_as_all_of_them(host: Host) -> None:
-    script = """import socket, sys
+_TRIES = """import socket, sys
 for number in range(int(sys.argv[1])):
     try:
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", (f"198.51.{number >> 8}.{number & 255}", 9))
     except PermissionError:
         pass
 """
+
+
+def test_more_attempts_than_can_be_listed_are_not_told_as_all_of_them(host: Host) -> None:
     few, many = (
-        evidence_of(host, name=f"tried-{count}", argv=("python3", "-c", script, str(count)))
+        evidence_of(host, name=f"tried-{count}", argv=("python3", "-c", _TRIES, str(count)))
         for count in (ruleset.TALLY // 2, ruleset.TALLY + 200)
     )
 
@@ -222,15 +224,7 @@ for number in range(int(sys.argv[1])):
 
 def test_attempts_of_proofs_take_room_and_that_is_told(host: Host) -> None:
     """Each `check` tries a port of its own: in the end nothing of the payload's has a place, and it has not tried nothing for that."""
-    script = """import socket, sys
-for number in range(int(sys.argv[1])):
-    try:
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", (f"198.51.{number >> 8}.{number & 255}", 9))
-    except PermissionError:
-        pass
-print("tried", flush=True)
-sys.stdin.read()
-"""
+    script = f"{_TRIES}print('tried', flush=True); sys.stdin.read()"
     run = host.spawn(*SEALNET, "run", "--run-id", "busy", "--", "python3", "-c", script, str(ruleset.TALLY + 9), stdin=subprocess.PIPE)
     assert run.stdout is not None
     assert run.stdout.readline() == "tried\n"
