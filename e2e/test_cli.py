@@ -253,3 +253,20 @@ def test_a_profile_of_bwraps_own_arguments_adds_to_the_view(host: Host) -> None:
         done = host.sealnet("run", "--chdir", "/", "--bwrap-args", name, "--", "sh", "-c", "readlink /opt/empty/usr; cat /opt/hosts")
 
         assert (done.returncode, done.stdout) == (0, "/usr\n" + Path("/etc/hosts").read_text()), done.stderr
+
+
+def test_a_directory_of_somebody_elses_is_not_emptied_for_a_virtual_environment(host: Host) -> None:
+    script, theirs = str(Path(__file__).parents[1] / "scripts/sealnet"), host.directory / "venv"
+    theirs.mkdir()
+    for name in ("pyvenv.cfg", "notes", ".sealnet-notes"):
+        (theirs / name).touch()
+
+    refused, relative = (
+        host.run(script, "--version", check=False, env={**os.environ, "SEALNET_VENV": venv}) for venv in (str(theirs), "venv")
+    )
+    control = host.run(script, "--version", check=False, env={name: value for name, value in os.environ.items() if name != "SEALNET_VENV"})
+
+    assert (refused.returncode, "the directory has something else in it" in refused.stderr) == (125, True)
+    assert sorted(os.listdir(theirs)) == [".sealnet-notes", "notes", "pyvenv.cfg"]
+    assert (relative.returncode, "it is relative" in relative.stderr) == (125, True)
+    assert (control.returncode, control.stdout.startswith("sealnet ")) == (0, True), control.stderr

@@ -57,8 +57,8 @@ def parameters(argv: Sequence[str], given: dict[str, Any], **more: Any) -> tuple
     options = {name: value for name, value in given.items() if value is not None and name != "cwd"}
     if os.geteuid() == 0:
         # The worker knows where its own code lies, and this may be another installation, which root runs next.
-        for text in given.get("bind") or ():
-            owncode.require_not_in(os.path.realpath(plans.bind(text, writable=True, cwd=given["cwd"]).source))
+        writable = [plans.bind(text, writable=True, cwd=given["cwd"]).source for text in given.get("bind") or ()]
+        owncode.require_not_in([os.path.realpath(source) for source in writable])
         here = os.path.realpath(given["cwd"])
         if cwd_is_bound(here) and owncode.is_own_code(here):
             options["share_cwd"] = False

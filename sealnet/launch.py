@@ -187,7 +187,7 @@ def to_hide(plan: Plan, state: State) -> tuple[str, ...]:
                 f"cannot make {path} writable in a run: the records of the runs are in {state.path}",
                 hint="work in another directory, or move them: SEALNET_STATE_DIR",
             )
-        owncode.require_not_in(path)
+    owncode.require_not_in([path for path, _dest in shared])
     if hidden and plan.bwrap_args:
         raise UsageError(
             f"cannot use --bwrap-args here: the records of the runs are in {state.path}, which it could show",

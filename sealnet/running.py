@@ -32,7 +32,7 @@ from sealnet.model.plan import Plan, Seal, User
 from sealnet.model.policy import Confinement
 from sealnet.model.receipt import Receipt
 from sealnet.model.record import Record
-from sealnet.model.tally import Tally
+from sealnet.model.tally import Attempts
 from sealnet.records import Claim
 
 _BWRAP = "0.8.0"
@@ -115,7 +115,7 @@ class Run:
         self.is_waited_away = False
         """Whether `wait` leaves nothing of it: for callers of the Python API."""
         self._final: int | None = None
-        self._tried: Tally | None = None
+        self._tried: Attempts | None = None
         """As it was read at the end."""
         self.receipt_to: Sink | None = None
         self.stdin: IO[bytes] | None = None
@@ -563,14 +563,14 @@ class Run:
 
     def tried(self) -> list[tuple[str, str, int, int]]:
         """(address, protocol, port, packets) of what the payload tried to reach beside its lease."""
-        tally = self.counted_attempts()
-        return [] if tally is None else list(tally.rows)
+        found = self.counted_attempts()
+        return [] if found is None else list(found.rows)
 
-    def counted_attempts(self) -> Tally | None:
+    def counted_attempts(self) -> Attempts | None:
         """The same with how much of it that is; None where nothing is counted, or nothing can be read."""
         return self._read_tried() if self._tried is None else self._tried
 
-    def _read_tried(self) -> Tally | None:
+    def _read_tried(self) -> Attempts | None:
         if self.inside is None or not self.seal_stands:
             return None
         return self.host.tried(self.inside, self.claim.state.probed(self.run_id))

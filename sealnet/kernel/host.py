@@ -23,7 +23,7 @@ from sealnet.model.check import Check, Seen, Side
 from sealnet.model.firewall import Blame
 from sealnet.model.plan import Seal
 from sealnet.model.subnets import Occupant
-from sealnet.model.tally import Tally
+from sealnet.model.tally import Attempts
 
 # What a payload's resolv.conf names, so that lookups are seen.
 RESOLVER = IPv4Address("192.0.2.53")
@@ -245,7 +245,7 @@ class Host:
         """Who keeps the broker from a run that could not reach it: `probe`, one more try, with its packets traced."""
         return firewall.blame(seal.ifname, port, probe)
 
-    def tried(self, inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> Tally:
+    def tried(self, inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> Attempts:
         """Everything that the payload tried to reach beside its lease; `probed` are proofs' own."""
         return within.tried(inside, probed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sealnet.errors import UsageError
 
@@ -17,16 +17,23 @@ def is_own_code(path: str) -> bool:
 
     `path` is a real one: to resolve it again would race with who may change it.
     """
-    return any(os.path.commonpath((path, place)) in (path, place) for place in _places())
+    return _first_own([path]) is not None
 
 
-def require_not_in(path: str) -> None:
-    """Raises UsageError where a payload could write this program's own code in `path`."""
-    if is_own_code(path):
+def require_not_in(paths: Sequence[str]) -> None:
+    """Raises UsageError where a payload could write this program's own code in one of the `paths`."""
+    path = _first_own(paths)
+    if path is not None:
         raise UsageError(
             f"cannot make {path} writable in a run: sealnet itself is in it, and root runs that next",
             hint="--ro-bind, or another directory",
         )
+
+
+def _first_own(paths: Sequence[str]) -> str | None:
+    # Once for all of them: to look at each link on the way takes 0.2 ms, and links may change meanwhile.
+    places = _places() if paths else ()
+    return next((path for path in paths if any(os.path.commonpath((path, place)) in (path, place) for place in places)), None)
 
 
 def _places() -> set[str]:

@@ -6,14 +6,13 @@ import errno
 import socket
 import time
 
-from sealnet.kernel import netlink, routes
+from sealnet.kernel import listeners, netlink, routes
 from sealnet.kernel.netlink import Netlink
+from sealnet.kernel.notices import EVERYTHING
 from sealnet.model.subnets import Occupant
 
 # RTNLGRP_IPV4_IFADDR and RTNLGRP_IPV4_ROUTE (linux/rtnetlink.h).
-_GROUPS = 1 << 5 - 1 | 1 << 7 - 1
-_SO_RCVBUFFORCE = 33
-_QUEUE_BYTES = 1 << 20
+_GROUPS = (5, 7)
 _DATAGRAM_BYTES = 1 << 16
 # Routes that go with their link are not told of (fib_sync_down_dev() in net/ipv4/fib_semantics.c). They count for so long, and no longer.
 _TRUSTED_S = 60.0
@@ -35,7 +34,7 @@ class Taken:
     def see(self, nl: Netlink, blocks: frozenset[int], *, anew: bool = False) -> list[Occupant]:
         """As `sealnet.kernel.routes.see_taken`; `anew`, or else perhaps with what has gone since."""
         if self._socket is None:
-            self._socket = _listen()
+            self._socket = listeners.listen(listeners.ROUTE, _GROUPS, EVERYTHING)
         # What is heard is not heard again: should anything fail from here on, everything is read anew the next time.
         until, self._until = self._until, 0.0
         # Before the reading: what comes during it is heard the next time.
@@ -67,18 +66,3 @@ class Taken:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def _listen() -> socket.socket:
-    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
-    try:
-        # In a container root may not have more than the host's limit.
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE_BYTES)
-        except PermissionError:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE_BYTES)
-        sock.bind((0, _GROUPS))
-    except BaseException:
-        sock.close()
-        raise
-    return sock

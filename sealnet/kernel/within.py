@@ -15,7 +15,7 @@ from sealnet.kernel.nft import Nft
 from sealnet.model import names, ruleset
 from sealnet.model.check import Side
 from sealnet.model.plan import Seal
-from sealnet.model.tally import Tally
+from sealnet.model.tally import Attempts
 
 # TEST-NET-1 (RFC 5737): nobody's. A packet from the sandbox to it must go nowhere.
 CANARY = IPv4Address("192.0.2.1")
@@ -143,7 +143,7 @@ def _see_filter(own: Sockets, seal: Seal) -> tuple[str | None, str]:
 _PROTOCOLS = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 47: "gre", 58: "ipv6-icmp", 132: "sctp"}
 
 
-def tried(inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> Tally:
+def tried(inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> Attempts:
     found = []
     with sockets(inside) as own:
         tallied = [(size, nfnetlink.counted(own.netfilter, ruleset.TABLE, name)) for size, name in ((4, "tried"), (16, "tried6"))]
@@ -158,4 +158,4 @@ def tried(inside: Inside, probed: Mapping[tuple[str, str, int], int]) -> Tally:
                 found.append((address, protocol, port, left))
     # Before any is left out: those of proofs take the room of others.
     is_full = any(len(elements) >= ruleset.TALLY for _size, elements in tallied)
-    return Tally(tuple(sorted(found, key=lambda row: (-row[3], row))), is_full)
+    return Attempts(tuple(sorted(found, key=lambda row: (-row[3], row))), is_full)

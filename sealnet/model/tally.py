@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 Row = tuple[str, str, int, int]
 
 
-class Tally(NamedTuple):
+class Attempts(NamedTuple):
     """What was counted, as it was read. `is_full`: the kernel's set has no room left, so there may be more."""
 
     rows: tuple[Row, ...]
     is_full: bool
 
 
-def counted(confinement: str | None, tally: Tally | None) -> str:
+def counted(confinement: str | None, attempts: Attempts | None) -> str:
     """`whole`, `full` (there may be more than is listed) or `none` (an open run, or it could not be read)."""
-    if confinement == "open" or tally is None:
+    if confinement == "open" or attempts is None:
         return "none"
-    return "full" if tally.is_full else "whole"
+    return "full" if attempts.is_full else "whole"
 
 
 def told(count: str, events: Sequence[Mapping[str, Any]], *, is_cut_short: bool = False) -> str:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from sealnet.model.tally import Tally, counted, told
+from sealnet.model.tally import Attempts, counted, told
 
 ROWS = (("192.0.2.1", "udp", 9, 1),)
 
 
 def test_what_could_not_be_read_is_not_nothing() -> None:
-    assert counted("sealed", Tally((), is_full=False)) == "whole"
+    assert counted("sealed", Attempts((), is_full=False)) == "whole"
     assert counted("sealed", None) == "none"
-    assert counted("open", Tally((), is_full=False)) == counted("open", None) == "none"
-    assert counted("severed", Tally((), is_full=True)) == counted("severed", Tally(ROWS, is_full=True)) == "full"
+    assert counted("open", Attempts((), is_full=False)) == counted("open", None) == "none"
+    assert counted("severed", Attempts((), is_full=True)) == counted("severed", Attempts(ROWS, is_full=True)) == "full"
 
 
 @pytest.mark.parametrize(
